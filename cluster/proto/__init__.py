@@ -1,0 +1,1 @@
+"""The contract between router and replica, as gRPC messages."""

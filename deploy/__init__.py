@@ -1,0 +1,1 @@
+"""Puts the parts together: CLI, settings, the Serve application, offline LLM, benchmarks."""

@@ -1,0 +1,1 @@
+"""Text edge and placement: OpenAI HTTP, tokenizing, prefix index, policy, request journal."""

@@ -1,0 +1,105 @@
+"""The only traffic between the brain and its ranks: a plan down, a result up.
+
+Plans are columnar and small: each rank keeps for every *row* (a place in the batch) the token ids, the
+block table and the sampling parameters, and a plan says what changes. A sampled token is written by the
+rank itself at its position in the row's tokens, where the next step reads it: it never travels back down,
+which is what lets step N+1 be launched while N still runs.
+
+Structs are encoded as msgpack arrays (msgspec); nothing here is ever pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from workers.engine.request import ChoiceParams
+
+
+class NewRow(msgspec.Struct, frozen=True, array_like=True):
+    """A request that enters the batch at ``row``: fresh, or again after a preemption.
+
+    Whatever the row held before is gone. Its block table is empty until ``StepPlan.new_block_ids`` fills
+    it, prefix-hit blocks included.
+    """
+
+    row: int
+    token_ids: list[int]
+    """All tokens known to the brain: prompt, then output so far."""
+    num_prompt_tokens: int
+    params: ChoiceParams
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step: for ``rows[i]`` compute tokens ``starts[i] .. starts[i] + num_tokens[i]``.
+
+    Scheduled rows come decodes first (``num_tokens == 1`` and sampling), then prefill chunks. All KV of a
+    layer is written before that layer's attention reads any, so rows of one plan may share blocks that
+    this very plan fills.
+    """
+
+    step_id: int
+    new_rows: list[NewRow]
+    rows: list[int]
+    starts: list[int]
+    """Tokens of the row whose KV is already in its blocks, per scheduled row."""
+    num_tokens: list[int]
+    samples: list[bool]
+    """True where the last token computed is the last one known: sample the next and store it at position
+    ``start + num_tokens``."""
+    new_block_ids: list[list[int]]
+    """Appended to the row's block table before the step, per scheduled row."""
+
+    @property
+    def num_batched_tokens(self) -> int:
+        """Tokens this step computes."""
+        return sum(self.num_tokens)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position, of the distribution before temperature and truncation."""
+
+    sampled: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+    """Descending."""
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 answers: one entry for each sampling row, in plan order."""
+
+    step_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None = None
+    """None when no row asked for any."""
+    elapsed_s: float = 0.0
+    """From the start of the step's work on the rank to its sampled tokens."""
+
+
+class Executor(Protocol):
+    """Runs plans in the order launched, on one rank in process or on a group over the step channel."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Hand over a plan; return before it has run where the executor can."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest plan launched and not yet collected; block until it is there.
+
+        Raises:
+            RankLost: a rank died or broke the channel; no later call will succeed.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """True if ``collect`` would not block."""
+        ...
+
+    def close(self) -> None:
+        """Let ranks go. Safe to call twice."""
+        ...
+
+
+class RankLost(RuntimeError):
+    """A rank of the group is gone; the whole group must end."""

@@ -1,0 +1,80 @@
+"""A request as the engine sees it: token ids in, token ids out. No text.
+
+One request is one choice of one prompt: ``n`` choices are ``n`` requests, which share the prompt's
+blocks through the prefix cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # an end-of-sequence or stop token was sampled
+    LENGTH = "length"  # max_tokens or the context limit was reached
+    ABORT = "abort"  # cancelled
+    ERROR = "error"  # the engine could not go on with it
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceParams:
+    """How the tokens of one choice are sampled and when it ends.
+
+    ``seed`` is always set: the edge draws one where the user gave none, so that a request moved to
+    another replica goes on with the same random numbers. A token's random number depends on
+    (seed, choice_index, position) alone.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = 0
+    """0 means off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output, multiplicative (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Over output tokens, as OpenAI defines it."""
+    frequency_penalty: float = 0.0
+    """Over output tokens, as OpenAI defines it."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    choice_index: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    """Besides the model's own end-of-sequence tokens."""
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    """None: no logprobs; k: of the sampled token and of the k likeliest."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if logits depend on earlier tokens."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What the edge submits.
+
+    ``output_token_ids`` are tokens already generated elsewhere: they count as output for limits,
+    penalties, positions and random numbers, but are not reported again.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: ChoiceParams
+    output_token_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the full blocks of prompt + output tokens, 16 bytes each. The edge has computed
+    them for placement; an empty list makes the engine compute them."""
+    hash_root: bytes = b""
+    """Start of the hash chain (model, tenant salt, ...); empty means the engine's own root."""
+    priority: int = 0
+    """Lower is served first under the priority policy."""
+    arrival_s: float = 0.0
+    """When the edge received it, on the edge's clock; only for reports."""

@@ -1,0 +1,1 @@
+"""What one rank does: weights, layers, KV pool, forward, sampling."""
