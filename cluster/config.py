@@ -1,0 +1,45 @@
+"""What one replica needs to start, anywhere in the cluster. Values only; picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.checkpoint.source import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One replica group: a model, its memory and its ranks."""
+
+    model: str | None
+    """A path, a hub id, or None for the demo model; each replica resolves it on its own host."""
+    served_name: str
+    source: ModelSource
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+    """None: what the model and the KV memory allow."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    num_blocks: int | None = None
+    """None: as many as the KV memory holds."""
+    kv_cache_bytes: int | None = None
+    """KV memory of a rank on a CPU; None: the rank's default."""
+    gpu_memory_utilization: float = 0.9
+    load_format: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    device: str = "auto"
+    seed: int = 0
+    num_threads: int | None = None
+    """CPU threads of a rank; None: its share of the host's cores."""
+    host: str = "127.0.0.1"
+    """Interface of the replica's gRPC port, and its address to the ingresses."""
+    stall_timeout_s: float = 60.0
+    """Work is waiting and no step has ended for this long: the replica counts as stuck and is replaced."""
+    drain_timeout_s: float = 60.0
+    """How long a replica that is being removed goes on with the requests it has."""
+    scripted: bool = False
+    """No model: tokens by formula, to measure everything but the model."""
+    scripted_step_s: float = 0.0
