@@ -1,0 +1,192 @@
+"""Between the gRPC messages of `proto/shoal.proto` and the engine's own values, both ways.
+
+Numbers that the engine would choke on are refused here, since a port is open to more than our own ingress.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from cluster.proto import shoal_pb2 as pb
+from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
+from workers.engine.block_hash import HASH_BYTES
+from workers.engine.cost_model import CostModel
+from workers.engine.errors import InvalidRequest
+from workers.engine.plan import TokenLogprobs
+from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+
+
+def split_hashes(packed: bytes) -> list[bytes]:
+    """Cut concatenated hashes apart.
+
+    Raises:
+        InvalidRequest: the length is no multiple of a hash's.
+    """
+    if len(packed) % HASH_BYTES:
+        raise InvalidRequest(f"{len(packed)} bytes of block hashes are no multiple of {HASH_BYTES}", "block_hashes")
+    return [packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)]
+
+
+def request_to_wire(request: EngineRequest) -> pb.Submit:
+    """What an ingress sends for ``request``."""
+    params = request.params
+    return pb.Submit(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        block_hashes=b"".join(request.block_hashes),
+        hash_root=request.hash_root,
+        priority=request.priority,
+        arrival_s=request.arrival_s,
+        params=pb.ChoiceParams(
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
+            seed=params.seed,
+            choice_index=params.choice_index,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            num_logprobs=params.num_logprobs,
+        ),
+    )
+
+
+def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
+    """The engine's request, under the replica's own id for it.
+
+    Raises:
+        InvalidRequest: a number is not finite, or the hashes are cut off.
+    """
+    params = submit.params
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        if not math.isfinite(value):
+            raise InvalidRequest(f"{name} is {value}, it must be finite", name)
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=list(submit.prompt_token_ids),
+        output_token_ids=list(submit.output_token_ids),
+        block_hashes=split_hashes(submit.block_hashes),
+        hash_root=submit.hash_root,
+        priority=submit.priority,
+        arrival_s=submit.arrival_s,
+        params=ChoiceParams(
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=dict(params.logit_bias),
+            seed=params.seed,
+            choice_index=params.choice_index,
+            stop_token_ids=tuple(params.stop_token_ids),
+            ignore_eos=params.ignore_eos,
+            num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+        ),
+    )
+
+
+def output_to_wire(output: TokenOutput, request_id: str) -> pb.TokenOutput:
+    """New tokens, under the ingress's id of the request."""
+    message = pb.TokenOutput(request_id=request_id, token_ids=output.token_ids)
+    if output.finish_reason is not None:
+        message.finish_reason = output.finish_reason.value
+        message.num_preemptions = output.num_preemptions
+        if output.stop_token_id is not None:
+            message.stop_token_id = output.stop_token_id
+        if output.error is not None:
+            message.error = output.error
+            message.error_param = output.error_param or ""
+            message.is_user_error = output.is_user_error
+    if output.num_cached_tokens is not None:
+        message.num_cached_tokens = output.num_cached_tokens
+    if output.logprobs is not None:
+        message.logprobs.extend(
+            pb.TokenLogprobs(
+                sampled=entry.sampled, top_token_ids=entry.top_token_ids, top_logprobs=entry.top_logprobs
+            )
+            for entry in output.logprobs
+        )
+    return message
+
+
+def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
+    """The inverse of ``output_to_wire``."""
+    return TokenOutput(
+        request_id=message.request_id,
+        token_ids=list(message.token_ids),
+        finish_reason=FinishReason(message.finish_reason) if message.finish_reason else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        logprobs=_logprobs_from_wire(message.logprobs) if message.logprobs else None,
+        num_cached_tokens=message.num_cached_tokens if message.HasField("num_cached_tokens") else None,
+        num_preemptions=message.num_preemptions,
+        error=message.error or None,
+        error_param=message.error_param or None,
+        is_user_error=message.is_user_error,
+    )
+
+
+def _logprobs_from_wire(messages: Iterable[pb.TokenLogprobs]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(entry.sampled, list(entry.top_token_ids), list(entry.top_logprobs)) for entry in messages]
+
+
+def cache_events_to_wire(events: CacheEvents) -> pb.CacheEvents:
+    """Hashes packed, 16 bytes each."""
+    return pb.CacheEvents(
+        first_sequence=events.first_sequence, stored=b"".join(events.stored), evicted=b"".join(events.evicted)
+    )
+
+
+def cache_events_from_wire(message: pb.CacheEvents) -> CacheEvents:
+    """The inverse of ``cache_events_to_wire``."""
+    return CacheEvents(message.first_sequence, split_hashes(message.stored), split_hashes(message.evicted))
+
+
+def snapshot_to_wire(snapshot: CacheSnapshot) -> pb.CacheSnapshot:
+    """Hashes packed, 16 bytes each."""
+    return pb.CacheSnapshot(next_sequence=snapshot.next_sequence, hashes=b"".join(snapshot.hashes))
+
+
+_LOAD_COUNTS = (
+    "num_running",
+    "num_waiting",
+    "num_queued_tokens",
+    "num_free_blocks",
+    "num_blocks",
+    "num_context_tokens",
+    "kv_waste",
+    "num_preemptions",
+    "num_steps",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+)
+_COSTS = ("base_s", "per_sequence_s", "per_token_s", "per_context_token_s")
+
+
+def load_to_wire(load: Load) -> pb.Load:
+    """Counts and cost coefficients."""
+    message = pb.Load(**{name: getattr(load, name) for name in _LOAD_COUNTS})
+    for name in _COSTS:
+        setattr(message, name, getattr(load.cost, name))
+    return message
+
+
+def load_from_wire(message: pb.Load) -> Load:
+    """The inverse of ``load_to_wire``."""
+    return Load(
+        **{name: getattr(message, name) for name in _LOAD_COUNTS},
+        cost=CostModel(**{name: getattr(message, name) for name in _COSTS}),
+    )

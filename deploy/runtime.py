@@ -1,0 +1,120 @@
+"""The processes of one local cluster, found again by a mark in their environment.
+
+A driver that is killed with -9 leaves Ray, HAProxy and workers behind. Every process that Shoal starts
+inherits ``SHOAL_RUNTIME_DIR``; whoever carries the same folder belongs to the same cluster and can be ended
+by it: the reaper (`deploy/reaper.py`) when the driver is gone, or the next start on the same port.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+RUNTIME_DIR_VARIABLE = "SHOAL_RUNTIME_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The folder of one local cluster: sockets, HAProxy's files, Ray's session."""
+
+    folder: Path
+
+    @staticmethod
+    def of_port(port: int) -> Runtime:
+        """This process's cluster on ``port``. Short, since Unix socket paths end at 107 bytes."""
+        return Runtime(Path(tempfile.gettempdir()) / f"{_prefix(port)}{os.getpid()}")
+
+    @staticmethod
+    def leftovers(port: int) -> list[Runtime]:
+        """Clusters on ``port`` whose driver has ended without cleaning up."""
+        folders = Path(tempfile.gettempdir()).glob(f"{_prefix(port)}*")
+        return [Runtime(folder) for folder in folders if not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))]
+
+    def create(self) -> None:
+        """Make the folder, private to this user."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Delete the folder and all in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of this cluster but the calling one and its ancestors."""
+        own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+        found = []
+        for process in psutil.process_iter(["pid"]):
+            if process.pid in own:
+                continue
+            try:
+                if process.environ().get(RUNTIME_DIR_VARIABLE) == str(self.folder):
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue  # gone meanwhile, or not ours to look at
+        return found
+
+    def sweep(self, grace_s: float = 0.0) -> int:
+        """End what is left of this cluster: SIGTERM where there is a grace, then SIGKILL.
+
+        Returns:
+            How many processes were left.
+        """
+        left = self.processes()
+        num_left = len(left)
+        if grace_s > 0 and left:
+            _signal(left, kill=False)
+            psutil.wait_procs(left, timeout=grace_s)
+        deadline = time.monotonic() + 10.0
+        while (left := self.processes()) and time.monotonic() < deadline:
+            _signal(left, kill=True)
+            psutil.wait_procs(left, timeout=1.0)
+        return num_left
+
+
+def _prefix(port: int) -> str:
+    return f"shoal-{getpass.getuser()}-{port}-"
+
+
+def _signal(processes: list[psutil.Process], *, kill: bool) -> None:
+    for process in processes:
+        try:
+            if kill:
+                process.kill()
+            else:
+                process.terminate()
+        except psutil.Error:
+            continue  # it ended by itself
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """True if ``port`` can be bound on ``host`` now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def find_free_ports(host: str, count: int, start: int) -> list[int]:
+    """The first ``count`` free ports from ``start`` upwards.
+
+    Raises:
+        RuntimeError: fewer are free.
+    """
+    found: list[int] = []
+    for port in range(start, 65536):
+        if port_is_free(host, port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise RuntimeError(f"fewer than {count} free ports from {start} on {host}")

@@ -1,0 +1,129 @@
+"""All settings of a cluster on this machine, from flags, then environment (``SHOAL_...``), then defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from platformdirs import user_cache_dir
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cluster.config import ReplicaConfig
+from workers.checkpoint.source import ModelSource
+from workers.engine.errors import InvalidRequest
+
+Policy = Literal["predicted-start", "round-robin", "least-load"]
+
+
+class ServeSettings(BaseSettings):
+    """What ``shoal serve`` takes. Frozen: a changed setting is a new object."""
+
+    model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    """A path, a hub id, or None for the demo model."""
+    served_model_name: str | None = None
+    """What clients call the model; None: its own name."""
+    host: str = "127.0.0.1"
+    """Interface of every socket of the cluster."""
+    port: int = Field(8000, ge=1, le=65535)
+    replicas: int = Field(2, ge=1, le=1024)
+    ingress_replicas: int = Field(1, ge=1, le=64)
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    max_model_len: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(64, ge=1, le=4096)
+    max_num_batched_tokens: int = Field(1024, ge=16, le=1 << 20)
+    block_size: Literal[16, 32, 64] = 16
+    enable_prefix_caching: bool = True
+    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    """KV blocks of a rank, on GPU or CPU; None: as many as the memory holds."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """KV memory of a rank on a CPU."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = Field(0, ge=0)
+    cpu_threads: int | None = Field(None, ge=1)
+    """Threads of a rank on a CPU; None: its share of the cores."""
+    policy: Policy = "predicted-start"
+    max_body_bytes: int = Field(8 << 20, ge=1024)
+    stall_timeout_s: float = Field(60.0, gt=0)
+    drain_timeout_s: float = Field(60.0, ge=0)
+    haproxy: bool = sys.platform == "linux"
+    """Put HAProxy before the ingress; without it Ray Serve's own proxy stands there."""
+    cache_dir: Path = Path(user_cache_dir("shoal"))
+    hub_endpoint: str | None = None
+    """None: ``HF_ENDPOINT``, else the Hugging Face hub."""
+    offline: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    scripted: bool = False
+    """Serve tokens by formula instead of a model, to measure everything else."""
+    scripted_step_s: float = Field(0.0, ge=0)
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_an_address(cls, host: str) -> str:
+        if not host or any(character.isspace() for character in host):
+            raise ValueError("must be an address such as 127.0.0.1 or 0.0.0.0")
+        return host
+
+    @property
+    def source(self) -> ModelSource:
+        """Where models are looked for."""
+        return ModelSource(
+            cache_dir=self.cache_dir,
+            hub_endpoint=self.hub_endpoint or os.environ.get("HF_ENDPOINT"),
+            hub_token=os.environ.get("HF_TOKEN"),
+            offline=self.offline or os.environ.get("HF_HUB_OFFLINE") == "1",
+        )
+
+    def replica_config(self, model_path: str, name: str) -> ReplicaConfig:
+        """What each replica of a model found at ``model_path`` and called ``name`` needs."""
+        return ReplicaConfig(
+            model=model_path,
+            served_name=self.served_model_name or name,
+            source=self.source,
+            tensor_parallel_size=self.tensor_parallel_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            num_blocks=self.num_gpu_blocks_override,
+            kv_cache_bytes=int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.seed,
+            num_threads=self.cpu_threads or self._thread_share,
+            host=self.host,
+            stall_timeout_s=self.stall_timeout_s,
+            drain_timeout_s=self.drain_timeout_s,
+            scripted=self.scripted,
+            scripted_step_s=self.scripted_step_s,
+        )
+
+    @property
+    def _thread_share(self) -> int:
+        return max(1, (os.cpu_count() or 1) // (self.replicas * self.tensor_parallel_size))
+
+
+def make_settings(**values: object) -> ServeSettings:
+    """Settings from given values; None means not given.
+
+    Raises:
+        InvalidRequest: a value is out of range; the message names the flag, the value and what is allowed.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return ServeSettings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else "settings"
+        flag = "--" + field.replace("_", "-")
+        raise InvalidRequest(f"{flag} is {first.get('input')!r}: {first['msg'].lower()}", field) from error
