@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports, port_is_free
+from deploy.worker_setup import HOST_VARIABLE
 from workers.engine.errors import ShoalError
 
 _INTERNAL_PORTS_FROM = 30000
@@ -95,6 +96,7 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
         logging_level="ERROR",
         configure_logging=True,
         object_store_memory=128 << 20,  # requests do not pass through the object store
+        runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},
         _temp_dir=str(runtime.folder),
         _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
     )
@@ -109,6 +111,7 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
         "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
+        HOST_VARIABLE: host,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -125,7 +128,6 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
         values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if haproxy:
         values |= {
-            "SHOAL_HOST": host,
             "SHOAL_HAPROXY_BINARY": _haproxy_binary(),
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy.sh")),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(runtime.folder / "h/haproxy.cfg"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,27 @@ class EngineConfig:
     """A request preempted this often is not chosen again while another can be."""
     run_ahead: int = 1
     """Steps launched beyond the one whose result is awaited; 0 waits for each."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who is served first."""
+    vocab_size: int | None = None
+    """Token ids at or past it are refused; None: any id is taken."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.run_ahead < 0 or self.max_preemptions < 0:
+            raise ValueError("run_ahead and max_preemptions must not be negative")
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool can hold."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_watermark_blocks(self) -> int:
+        """Blocks left free when a request is admitted beside others, so that those have room to grow.
+
+        1 % of the pool, as vLLM has it.
+        """
+        return self.num_blocks // 100 + 1
