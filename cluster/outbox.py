@@ -38,16 +38,18 @@ class Outbox:
         self._messages.append(message)
         self._filled.set()
 
-    def put_step(
-        self, outputs: list[pb.TokenOutput], cache: pb.CacheEvents | None, load: pb.Load
-    ) -> None:
+    def put_step(self, outputs: list[pb.TokenOutput], cache: pb.CacheEvents | None, load: pb.Load) -> None:
         """Append a step, merged into the last waiting one where the order of cache events allows.
 
         Raises:
             OutboxFull: too many messages wait.
         """
         last = self._messages[-1] if self._messages else None
-        if last is not None and last.WhichOneof("kind") == "step" and (cache is None or not last.step.HasField("cache")):
+        if (
+            last is not None
+            and last.WhichOneof("kind") == "step"
+            and (cache is None or not last.step.HasField("cache"))
+        ):
             last.step.outputs.extend(outputs)
             last.step.load.CopyFrom(load)
             if cache is not None:

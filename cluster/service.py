@@ -113,7 +113,9 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
             while (message := await stream.outbox.get()) is not None:
                 yield message
             if stream.is_too_slow:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the ingress reads too slowly; attach anew")
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "the ingress reads too slowly; attach anew"
+                )
         finally:
             reader.cancel()
             self._detach(stream)
@@ -157,7 +159,9 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         stream.put_step([wire.output_to_wire(output, request_id)], None, wire.load_to_wire(self.load))
 
     def _cancel(self, stream: _Stream, request_ids: list[str]) -> None:
-        engine_ids = [stream.engine_id(request_id) for request_id in request_ids if request_id in stream.request_ids]
+        engine_ids = [
+            stream.engine_id(request_id) for request_id in request_ids if request_id in stream.request_ids
+        ]
         for engine_id in engine_ids:
             self._forget(engine_id)
         if engine_ids:

@@ -24,7 +24,9 @@ def split_hashes(packed: bytes) -> list[bytes]:
         InvalidRequest: the length is no multiple of a hash's.
     """
     if len(packed) % HASH_BYTES:
-        raise InvalidRequest(f"{len(packed)} bytes of block hashes are no multiple of {HASH_BYTES}", "block_hashes")
+        raise InvalidRequest(
+            f"{len(packed)} bytes of block hashes are no multiple of {HASH_BYTES}", "block_hashes"
+        )
     return [packed[i : i + HASH_BYTES] for i in range(0, len(packed), HASH_BYTES)]
 
 
@@ -66,7 +68,14 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
         InvalidRequest: a number is not finite, or the hashes are cut off.
     """
     params = submit.params
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
         value = getattr(params, name)
         if not math.isfinite(value):
             raise InvalidRequest(f"{name} is {value}, it must be finite", name)
@@ -139,7 +148,10 @@ def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
 
 
 def _logprobs_from_wire(messages: Iterable[pb.TokenLogprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(entry.sampled, list(entry.top_token_ids), list(entry.top_logprobs)) for entry in messages]
+    return [
+        TokenLogprobs(entry.sampled, list(entry.top_token_ids), list(entry.top_logprobs))
+        for entry in messages
+    ]
 
 
 def cache_events_to_wire(events: CacheEvents) -> pb.CacheEvents:

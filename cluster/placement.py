@@ -1,0 +1,49 @@
+"""Where the ranks of a replica go: bundles of its placement group, and what to say when none can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.engine.errors import ShoalError
+
+
+class Infeasible(ShoalError):
+    """The cluster has not got what a replica needs; the message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What one node has in all."""
+
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlacement:
+    """Bundles of one replica: the first also holds the replica itself, which claims nothing."""
+
+    bundles: list[dict[str, float]]
+    strategy: str
+
+
+def plan_group(tensor_parallel_size: int, uses_gpu: bool, nodes: Sequence[NodeResources]) -> GroupPlacement:
+    """One bundle a rank; all on one node where one is large enough, else spread over as few as possible.
+
+    Raises:
+        Infeasible: no choice of nodes holds the group, now or after waiting.
+    """
+    size = tensor_parallel_size
+    kind, amount = (
+        ("GPU", [node.num_gpus for node in nodes]) if uses_gpu else ("CPU", [node.num_cpus for node in nodes])
+    )
+    most = int(max(amount, default=0))
+    total = int(sum(int(count) for count in amount))
+    if total < size:
+        raise Infeasible(
+            f"a replica with --tensor-parallel-size {size} needs {size} {kind}s, the cluster has {total} "
+            f"(at most {most} on one node): lower it or add nodes"
+        )
+    bundle: dict[str, float] = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
+    return GroupPlacement([dict(bundle) for _ in range(size)], "STRICT_PACK" if most >= size else "PACK")

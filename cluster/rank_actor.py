@@ -1,0 +1,70 @@
+"""One rank as a Ray actor: loads its share of the model, then obeys the step channel until it closes.
+
+Ray places and supervises; no Ray call is made per step. The actor belongs to its replica and dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import ray
+from workers.model.rank import Rank, RankConfig
+
+_RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class RankActor:
+    """One of the ``tp_size`` ranks of a replica group."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self._config = config
+        self._rank: Rank | None = None
+
+    def pid(self) -> int:
+        """The process to kill when the group must end at once."""
+        return os.getpid()
+
+    def rendezvous_address(self, host: str) -> str:
+        """A free address on this rank's host, where the ranks can meet (asked of rank 0)."""
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"tcp://{host}:{probe.getsockname()[1]}"
+
+    def load(self, rendezvous: str | None) -> int:
+        """Join the group, load the weights and measure the memory.
+
+        Returns:
+            KV blocks that fit on this rank.
+
+        Raises:
+            RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
+        """
+        if rendezvous is not None:
+            import torch.distributed as dist
+
+            dist.init_process_group(
+                "nccl" if self._config.device == "cuda" else "gloo",
+                init_method=rendezvous,
+                rank=self._config.tp_rank,
+                world_size=self._config.tp_size,
+                timeout=_RENDEZVOUS_TIMEOUT,
+            )
+        self._rank = Rank(self._config)
+        self._rank.load()
+        return self._rank.max_num_blocks()
+
+    def allocate(self, num_blocks: int) -> None:
+        """Take the KV pool, the same size on every rank, and run what must be compiled or packed."""
+        assert self._rank is not None, "load comes first"
+        self._rank.allocate(num_blocks)
+        self._rank.warm_up()
+
+    def serve_steps(self, endpoint: str) -> None:
+        """Run plans from the step channel until the brain closes it. Returns only then."""
+        from workers.channel import serve_steps
+
+        assert self._rank is not None, "load comes first"
+        serve_steps(self._rank, endpoint, self._config.tp_rank)

@@ -1,0 +1,213 @@
+"""The replica: one model on one group of ranks, as Ray Serve sees it. Ids only; text lives in the router.
+
+Brings up ranks, brain and gRPC server, in that order; ends all of them when one is lost, so that Serve
+replaces the replica at once; drains by itself when Serve takes it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+
+from workers.brain_client import BrainClient, BrainConfig
+from workers.model.rank import RankConfig
+
+from cluster.config import ReplicaConfig
+from cluster.group import RankGroup, host_address
+from cluster.progress import ProgressMonitor
+from cluster.proto import shoal_pb2 as pb
+from cluster.service import ReplicaService, start_server
+from workers.brain_messages import CacheSnapshot, Failed, Pong, StepUpdate
+from workers.checkpoint.model_config import ModelConfig, load_model_config
+from workers.checkpoint.source import ModelFiles, resolve_model
+from workers.engine.block_hash import make_root
+from workers.engine.config import EngineConfig
+
+logger = logging.getLogger("ray.serve")
+
+_PING_PERIOD_S = 0.5
+
+
+class Replica:
+    """Serve calls the constructor once and ``check_health`` again and again; tokens flow over gRPC."""
+
+    async def __init__(self, config: ReplicaConfig) -> None:
+        """Be ready to serve when this returns.
+
+        Raises:
+            UserError: the model is unknown, or does not fit; Serve reports it as the deployment's message.
+        """
+        self._config = config
+        self._group: RankGroup | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_ending = False
+        if config.scripted:
+            engine_config = EngineConfig(
+                max_model_len=config.max_model_len or 8192,
+                num_blocks=config.num_blocks or 65536,
+                block_size=config.block_size,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                enable_prefix_caching=config.enable_prefix_caching,
+                hash_root=make_root("scripted", config.served_name, str(config.block_size)),
+            )
+        else:
+            engine_config = await self._load_ranks()
+        await self._start_brain(engine_config)
+        await self._start_service(engine_config)
+        self._monitor = ProgressMonitor(config.stall_timeout_s, time.monotonic())
+        self._start(self._ping())
+        logger.info("replica of %s is ready at %s", config.served_name, self._address)
+
+    # -- starting -----------------------------------------------------------------------------------------
+
+    async def _load_ranks(self) -> EngineConfig:
+        config = self._config
+        files = await asyncio.to_thread(resolve_model, config.model, config.source)
+        model = await asyncio.to_thread(load_model_config, files)
+        rank_config = _rank_config(config, files, model)
+        self._group = RankGroup(rank_config, config.tensor_parallel_size, config.device == "cuda")
+        num_blocks = await self._group.load(host_address(config.host))
+        if config.num_blocks is not None:
+            num_blocks = min(num_blocks, config.num_blocks)
+        await self._group.allocate(num_blocks)
+        max_model_len = min(rank_config.max_model_len, num_blocks * config.block_size)
+        return EngineConfig(
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            eos_token_ids=tuple(model.eos_token_ids),
+            hash_root=make_root(config.served_name, files.path.name, config.dtype, str(config.block_size)),
+        )
+
+    async def _start_brain(self, engine_config: EngineConfig) -> None:
+        num_ranks = 0 if self._config.scripted else self._config.tensor_parallel_size
+        self._brain = BrainClient(
+            BrainConfig(
+                engine=engine_config, num_ranks=num_ranks, scripted_step_s=self._config.scripted_step_s
+            )
+        )
+        endpoint = await self._brain.start()
+        if self._group is not None:
+            self._group.serve_steps(endpoint)
+        await self._brain.started()
+
+    async def _start_service(self, engine_config: EngineConfig) -> None:
+        config = self._config
+        hello = pb.Hello(
+            replica_id=f"{config.served_name}#{os.getpid()}",
+            model=config.served_name,
+            block_size=engine_config.block_size,
+            max_model_len=engine_config.max_model_len,
+            num_blocks=engine_config.num_blocks,
+            max_num_seqs=engine_config.max_num_seqs,
+            max_num_batched_tokens=engine_config.max_num_batched_tokens,
+            hash_root=engine_config.hash_root,
+            generation=time.time_ns(),
+        )
+        self._service = ReplicaService(hello, self._brain, self._brain.idle_load)
+        self._start(self._pump())
+        if self._group is not None:
+            self._start(self._watch_ranks(self._group))
+        self._server, port = await start_server(self._service, config.host)
+        self._address = f"{host_address(config.host)}:{port}"
+
+    def _start(self, coroutine: object) -> None:
+        self._tasks.append(asyncio.create_task(coroutine))  # type: ignore[arg-type]
+
+    # -- what Serve asks ----------------------------------------------------------------------------------
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        """Where ingresses find this replica; read once by Serve and told to every router."""
+        return {"grpc_address": self._address, "model": self._config.served_name}
+
+    def check_health(self) -> None:
+        """Raise if the engine is stuck.
+
+        Raises:
+            RuntimeError: what is wrong.
+        """
+        complaint = self._monitor.complaint(time.monotonic())
+        if complaint is not None:
+            raise RuntimeError(complaint)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Seconds of prefill work that wait here, and the share of KV blocks in use."""
+        load = self._service.load
+        used = 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
+        return {"queued_work_s": load.cost.prefill_s(load.num_queued_tokens), "kv_used": used}
+
+    async def __del__(self) -> None:
+        """Drain, then end ranks and brain. Serve calls this once it has taken the replica from the routers."""
+        if self._is_ending or not hasattr(self, "_server"):
+            return
+        self._is_ending = True
+        finished = await self._service.drain(self._config.drain_timeout_s)
+        logger.info("drained %s", "with all requests finished" if finished else "by moving requests on")
+        await self._server.stop(grace=1.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._brain.stop(), 5.0)
+        self._end_processes()
+
+    # -- watching -----------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        async for update in self._brain.updates():
+            if isinstance(update, StepUpdate | CacheSnapshot):
+                self._service.on_update(update)
+            elif isinstance(update, Pong):
+                self._monitor.on_answer(update.num_steps, update.has_work, time.monotonic())
+            elif isinstance(update, Failed):
+                self._exit(update.message)
+        self._exit("the engine process has ended")
+
+    async def _watch_ranks(self, group: RankGroup) -> None:
+        self._exit(await group.lost)
+
+    async def _ping(self) -> None:
+        while True:
+            self._brain.ping(time.monotonic())
+            await asyncio.sleep(_PING_PERIOD_S)
+            complaint = self._monitor.complaint(time.monotonic())
+            if complaint is not None:
+                self._exit(complaint)
+
+    def _exit(self, reason: str) -> None:
+        """End the whole group now: ingresses see the socket close, Serve the actor die."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        logger.error("replica ends: %s", reason)
+        self._end_processes()
+        logging.shutdown()
+        os._exit(1)
+
+    def _end_processes(self) -> None:
+        self._brain.kill()
+        if self._group is not None:
+            self._group.kill()
+
+
+def _rank_config(config: ReplicaConfig, files: ModelFiles, model: ModelConfig) -> RankConfig:
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    return RankConfig(
+        files=files,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        device=config.device,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_threads=config.num_threads,
+        seed=config.seed,
+    )

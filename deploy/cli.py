@@ -1,0 +1,151 @@
+"""The command ``shoal``."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from deploy.console import console, print_error
+from workers.engine.errors import ShoalError
+
+app = typer.Typer(
+    name="shoal",
+    help="Serve large language models on a Ray cluster; try one on this machine with `shoal serve`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="A folder, a .gguf file or a hub id; none: the demo model, SmolLM2-135M."),
+]
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    host: Annotated[str | None, typer.Option(help="Interface of every socket. [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. [8000]")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the model, each with its own engine. [2]")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share one replica's model. [1]"),
+    ] = None,
+    ingress_replicas: Annotated[int | None, typer.Option(help="HTTP processes. [1]")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests in a step. [64]")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens in a step. [1024]")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. [16]")
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="[on]")
+    ] = None,
+    num_gpu_blocks_override: Annotated[int | None, typer.Option(help="KV blocks of a rank.")] = None,
+    kv_cache_gib: Annotated[float | None, typer.Option(help="KV memory of a rank on a CPU, GiB.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of GPU memory to use. [0.9]")
+    ] = None,
+    load_format: Annotated[
+        str | None, typer.Option(help="auto, gguf, safetensors or dummy. [auto]")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. [auto]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of dummy weights. [0]")] = None,
+    cpu_threads: Annotated[
+        int | None, typer.Option(help="Threads of a rank on a CPU. [its share]")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="How the router places requests.")] = None,
+    stall_timeout_s: Annotated[
+        float | None, typer.Option(help="Without a step while work waits. [60]")
+    ] = None,
+    drain_timeout_s: Annotated[
+        float | None, typer.Option(help="For requests of a replica that leaves. [60]")
+    ] = None,
+    haproxy: Annotated[
+        bool | None,
+        typer.Option("--haproxy/--no-haproxy", help="HAProxy before the ingress. [on Linux: yes]"),
+    ] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where the demo model is kept.")] = None,
+    offline: Annotated[
+        bool | None, typer.Option("--offline", help="Never ask a network for a model.")
+    ] = None,
+    scripted: Annotated[
+        bool | None, typer.Option("--scripted", hidden=True, help="Tokens by formula instead of a model.")
+    ] = None,
+    scripted_step_s: Annotated[float | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Start a cluster on this machine and serve MODEL with the OpenAI API until Ctrl-C."""
+    given = dict(locals())
+    from deploy.local_cluster import start_local_cluster
+    from deploy.settings import make_settings
+
+    settings = make_settings(**given)
+
+    stopped = threading.Event()
+    _stop_on_signals(stopped)
+    cluster = None
+    try:
+        cluster = start_local_cluster(settings)
+        _print_ready(cluster.url, cluster.model_name)
+        stopped.wait()
+    except _Interrupted:
+        pass
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
+        if cluster is not None:
+            console.print("Stopping …")
+            cluster.stop()
+            console.print("Stopped; no process is left.")
+
+
+class _Interrupted(Exception):
+    """Ctrl-C or SIGTERM while starting."""
+
+
+def _stop_on_signals(stopped: threading.Event) -> None:
+    def on_signal(number: int, frame: object) -> None:
+        if stopped.is_set():
+            return
+        stopped.set()
+        raise _Interrupted
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def _print_ready(url: str, model: str) -> None:
+    console.print(f"\n[bold]Shoal answers at {url}/v1[/bold]  (model {escape(model)}; Ctrl-C stops it)\n")
+    console.print("Try it:", style="dim")
+    console.print(
+        escape(
+            f"""  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is gravity?"}}], "max_tokens": 64}}'"""
+        ),
+        soft_wrap=True,
+    )
+    console.print(f"  shoal chat --url {url}/v1\n")
+
+
+def main() -> None:
+    """Run the command line; errors meant for people become one line and exit code 1."""
+    try:
+        app()
+    except ShoalError as error:
+        print_error(str(error))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

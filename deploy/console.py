@@ -1,0 +1,60 @@
+"""What the command line prints: stages with their times, errors in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+console = Console(stderr=True, highlight=False)
+"""Progress and errors go to standard error; standard output is for results."""
+
+
+class Stage:
+    """One step of starting up, shown with a spinner on a terminal and as plain lines elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._started_s = time.monotonic()
+        self._status = console.status(escape(title)) if console.is_terminal else None
+
+    def update(self, detail: str) -> None:
+        """Say what it is doing now."""
+        if self._status is not None:
+            self._status.update(f"{escape(self._title)}: {escape(detail)}")
+
+    def enter(self) -> None:
+        """Begin to show it."""
+        if self._status is not None:
+            self._status.start()
+
+    def leave(self, succeeded: bool, result: str = "") -> None:
+        """Replace the spinner by the outcome."""
+        if self._status is not None:
+            self._status.stop()
+        mark = "[green]✓[/green]" if succeeded else "[red]✗[/red]"
+        detail = f": {escape(result)}" if result else ""
+        console.print(
+            f"{mark} {escape(self._title)}{detail} [dim]({time.monotonic() - self._started_s:.1f} s)[/dim]"
+        )
+
+
+@contextmanager
+def stage(title: str) -> Iterator[Stage]:
+    """Show ``title`` until the block ends, then how long it took."""
+    current = Stage(title)
+    current.enter()
+    try:
+        yield current
+    except BaseException:
+        current.leave(False)
+        raise
+    current.leave(True)
+
+
+def print_error(message: str) -> None:
+    """One clear line."""
+    console.print(f"[red]error:[/red] {escape(message)}")

@@ -1,0 +1,188 @@
+"""A whole Shoal cluster on this machine: Ray, replicas, ingress; up when it answers, gone when stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from cluster.config import ReplicaConfig
+from cluster.placement import NodeResources, plan_group
+from deploy.console import stage
+from deploy.ray_cluster import RayCluster, StartError, start_ray
+from deploy.settings import ServeSettings
+from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
+from workers.checkpoint.model_config import load_model_config
+from workers.checkpoint.source import ModelFiles, resolve_model
+from workers.engine.errors import InvalidRequest
+
+_POLL_S = 0.2
+_READY_TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """A running cluster; ``url`` answers the OpenAI API."""
+
+    settings: ServeSettings
+    model_name: str
+    ray: RayCluster
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return base_url(self.settings)
+
+    def stop(self) -> None:
+        """End everything. Safe to call twice."""
+        self.ray.stop()
+
+
+def base_url(settings: ServeSettings) -> str:
+    """The endpoint as a client on this machine reaches it."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "localhost") else settings.host
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def start_local_cluster(settings: ServeSettings) -> LocalCluster:
+    """Start a cluster and wait until it answers.
+
+    Raises:
+        UserError: the model is unknown or a setting does not fit it; nothing was started.
+        StartError, Infeasible: the machine cannot run it; nothing is left behind.
+    """
+    with stage("Model") as current:
+        files = resolve_model(settings.model, settings.source, current.update)
+        replica, ingress = _configs(settings, files)
+    with stage("Ray and Ray Serve"):
+        cluster = start_ray(
+            host=settings.host,
+            port=settings.port,
+            num_cpus=settings.replicas * settings.tensor_parallel_size + 1,
+            haproxy=settings.haproxy,
+        )
+    try:
+        _deploy(settings, replica, ingress)
+    except BaseException:
+        cluster.stop(grace_s=0.0)
+        raise
+    return LocalCluster(settings, replica.served_name, cluster)
+
+
+def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
+    model = load_model_config(files)
+    max_model_len = settings.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise InvalidRequest(
+            f"--max-model-len is {max_model_len}, {files.name} takes at most {model.max_position_embeddings} tokens",
+            "max_model_len",
+        )
+    from deploy.application import application_name
+
+    replica = settings.replica_config(str(files.path), files.name)
+    served = ServedModelConfig(
+        files=files,
+        max_model_len=max_model_len,
+        names=(replica.served_name,),
+        group=application_name(replica.served_name),
+    )
+    ingress = IngressConfig(
+        models=(served,),
+        policy=settings.policy,
+        limits=Limits(max_body_bytes=settings.max_body_bytes),
+        timeouts=Timeouts(stall_s=settings.stall_timeout_s),
+    )
+    return replica, ingress
+
+
+def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressConfig) -> None:
+    import ray
+    from ray import serve
+
+    from deploy.application import INGRESS_APPLICATION, build_ingress_application, build_model_application
+
+    nodes = [
+        NodeResources(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    placement = plan_group(settings.tensor_parallel_size, replica.device == "cuda", nodes)
+    model = build_model_application(replica, placement, settings.replicas)
+    with stage(f"{settings.replicas} replicas of {replica.served_name}") as current:
+        _run_watched(
+            lambda: serve.run(model.application, name=model.name, route_prefix=None),
+            model.name,
+            lambda ready: current.update(f"{ready} of {settings.replicas} ready"),
+        )
+    with stage("HTTP endpoint"):
+        application = build_ingress_application(
+            ingress, [model.name], settings.ingress_replicas, settings.drain_timeout_s
+        )
+        _run_watched(
+            lambda: serve.run(application, name=INGRESS_APPLICATION, route_prefix="/"),
+            INGRESS_APPLICATION,
+            lambda ready: None,
+        )
+        _wait_until_it_answers(settings)
+
+
+def _run_watched(run: Callable[[], object], application: str, on_ready: Callable[[int], None]) -> None:
+    """Run a blocking deploy in a thread and report ready replicas meanwhile."""
+    from ray import serve
+
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread below
+            errors.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        status = serve.status().applications.get(application)
+        if status is not None:
+            on_ready(sum(one.replica_states.get("RUNNING", 0) for one in status.deployments.values()))
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"{application} was not ready after {_READY_TIMEOUT_S:.0f} s: {_why(application)}"
+            )
+    if errors:
+        raise StartError(f"{application} did not start: {_why(application) or errors[0]}") from errors[0]
+
+
+def _why(application: str) -> str:
+    """The last line of the traceback that Serve reports, which names the error."""
+    from ray import serve
+
+    status = serve.status().applications.get(application)
+    messages = [one.message for one in status.deployments.values() if one.message] if status else []
+    for message in messages:
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        for line in reversed(lines):
+            if "Error" in line or "Exception" in line or ": " in line:
+                return line
+    return messages[0] if messages else ""
+
+
+def _wait_until_it_answers(settings: ServeSettings) -> None:
+    url = f"{base_url(settings)}/health"
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    last = "no answer"
+    while time.monotonic() < deadline:
+        try:
+            answer = httpx.get(url, timeout=5.0)
+        except httpx.HTTPError as error:
+            last = str(error)
+        else:
+            if answer.status_code == 200:
+                return
+            last = answer.text
+        time.sleep(0.1)
+    raise StartError(f"{url} does not answer: {last}")

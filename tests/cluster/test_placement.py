@@ -1,0 +1,23 @@
+"""A group that cannot be placed is refused with what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.placement import Infeasible, NodeResources, plan_group
+
+
+def test_a_group_that_fits_one_node_is_packed_strictly() -> None:
+    placement = plan_group(4, True, [NodeResources(8, 8), NodeResources(8, 2)])
+
+    assert placement.strategy == "STRICT_PACK"
+    assert placement.bundles == [{"CPU": 1.0, "GPU": 1.0}] * 4
+
+
+def test_a_group_larger_than_any_node_is_spread() -> None:
+    assert plan_group(4, True, [NodeResources(8, 2), NodeResources(8, 2)]).strategy == "PACK"
+
+
+def test_a_group_that_can_never_be_placed_names_what_is_missing() -> None:
+    with pytest.raises(Infeasible, match=r"needs 4 GPUs, the cluster has 3 \(at most 2 on one node"):
+        plan_group(4, True, [NodeResources(8, 2), NodeResources(8, 1)])

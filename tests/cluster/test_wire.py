@@ -1,0 +1,92 @@
+"""What crosses the gRPC border comes out as it went in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster import wire
+from cluster.proto import shoal_pb2 as pb
+from workers.brain_messages import CacheEvents, Load, TokenOutput
+from workers.engine.cost_model import CostModel
+from workers.engine.errors import InvalidRequest
+from workers.engine.plan import TokenLogprobs
+from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
+
+
+@given(
+    prompt=token_ids,
+    output=token_ids,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.floats(0, 2),
+    num_logprobs=st.none() | st.integers(0, 20),
+    bias=st.dictionaries(st.integers(0, 1000), st.floats(-100, 100)),
+)
+def test_a_request_survives_the_wire(
+    prompt: list[int],
+    output: list[int],
+    seed: int,
+    temperature: float,
+    num_logprobs: int | None,
+    bias: dict[int, float],
+) -> None:
+    params = ChoiceParams(
+        max_tokens=7, temperature=temperature, seed=seed, num_logprobs=num_logprobs, logit_bias=bias,
+        stop_token_ids=(3, 4), ignore_eos=True, choice_index=2,
+    )  # fmt: skip
+    request = EngineRequest(
+        "a", prompt, params, output, [b"x" * 16, b"y" * 16], b"root", priority=-3, arrival_s=1.5
+    )
+
+    sent = pb.Submit.FromString(wire.request_to_wire(request).SerializeToString())
+
+    assert wire.request_from_wire(sent, "a") == request
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
+def test_a_number_that_is_not_finite_is_refused_by_name(name: str) -> None:
+    submit = wire.request_to_wire(EngineRequest("a", [1], ChoiceParams(max_tokens=1)))
+    setattr(submit.params, name, float("nan"))
+
+    with pytest.raises(InvalidRequest) as caught:
+        wire.request_from_wire(submit, "a")
+
+    assert caught.value.param == name
+
+
+def test_hashes_that_are_cut_off_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        wire.split_hashes(b"x" * 17)
+
+
+def test_an_output_survives_the_wire() -> None:
+    output = TokenOutput(
+        "a",
+        [5, 6],
+        FinishReason.STOP,
+        6,
+        [TokenLogprobs(-0.5, [5], [-0.5]), TokenLogprobs(-1.5, [], [])],
+        32,
+        1,
+    )
+
+    assert wire.output_from_wire(wire.output_to_wire(output, "a")) == output
+
+
+def test_an_error_survives_the_wire() -> None:
+    output = TokenOutput(
+        "a", [], FinishReason.ERROR, error="too long", error_param="prompt", is_user_error=True
+    )
+
+    assert wire.output_from_wire(wire.output_to_wire(output, "a")) == output
+
+
+def test_load_and_cache_events_survive_the_wire() -> None:
+    load = Load(1, 2, 3, 4, 5, 6, 0.25, 7, 8, 9, 10, 11, CostModel(0.1, 0.2, 0.3, 0.4))
+    events = CacheEvents(9, [b"a" * 16, b"b" * 16], [b"c" * 16])
+
+    assert wire.load_from_wire(wire.load_to_wire(load)) == load
+    assert wire.cache_events_from_wire(wire.cache_events_to_wire(events)) == events
