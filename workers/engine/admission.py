@@ -1,0 +1,57 @@
+"""What is refused at the door: requests that no amount of waiting would let finish."""
+
+from __future__ import annotations
+
+from workers.engine.config import EngineConfig
+from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.request import EngineRequest
+
+
+def max_len_of(request: EngineRequest, config: EngineConfig) -> int:
+    """Tokens known at which the request ends: its own limit, or the context's where that is lower."""
+    return min(len(request.prompt_token_ids) + request.params.max_tokens, config.max_model_len)
+
+
+def validate(request: EngineRequest, config: EngineConfig) -> None:
+    """Return if the request can be served to its end by an otherwise empty engine.
+
+    Raises:
+        InvalidRequest: a field has a value that cannot be served.
+        PromptTooLong: prompt and output exceed the context or the KV pool.
+    """
+    num_prompt_tokens, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+    if num_prompt_tokens == 0:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", param="max_tokens")
+    if num_prompt_tokens >= config.max_model_len:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt_tokens:,} tokens; this model takes {config.max_model_len:,}, "
+            "the first token of the answer included; shorten the prompt",
+            param="prompt",
+        )
+    # The last token is never computed, so it needs no slot.
+    num_slots = max_len_of(request, config) - 1
+    if num_slots > config.num_slots:
+        raise PromptTooLong(
+            f"prompt and output may come to {num_slots + 1:,} tokens, the KV cache holds "
+            f"{config.num_slots:,}; shorten the prompt or lower max_tokens",
+            param="max_tokens",
+        )
+    num_tokens = num_prompt_tokens + len(request.output_token_ids)
+    if num_tokens > config.max_model_len:
+        raise PromptTooLong(
+            f"prompt and earlier output have {num_tokens:,} tokens; this model takes "
+            f"{config.max_model_len:,}",
+            param="prompt",
+        )
+    _validate_token_ids(request, config)
+
+
+def _validate_token_ids(request: EngineRequest, config: EngineConfig) -> None:
+    """Token ids must be in the vocabulary, or at least be int32, which block hashes are made of."""
+    limit = 2**31 if config.vocab_size is None else config.vocab_size
+    for token_ids in (request.prompt_token_ids, request.output_token_ids):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
+            bad = next(token_id for token_id in token_ids if not 0 <= token_id < limit)
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {limit:,}", param="prompt")

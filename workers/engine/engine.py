@@ -1,0 +1,211 @@
+"""The brain of one replica: requests in, plans out; results in, tokens out.
+
+Synchronous and deterministic: no clock, no randomness, no I/O. One turn of whoever drives it:
+
+    while (plan := engine.plan(now_s)) is not None:   # up to ``run_ahead`` steps beyond the awaited one
+        executor.launch(plan)
+    outputs = engine.apply(executor.collect(), now_s)
+
+Every plan handed out must be launched, in order, and every result applied, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from workers.engine.admission import max_len_of, validate
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
+from workers.engine.errors import InvalidRequest
+from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
+from workers.engine.plan import StepPlan, StepResult, TokenLogprobs
+from workers.engine.policy import make_policy
+from workers.engine.request import EngineRequest, FinishReason
+from workers.engine.request_state import RequestState, Status
+from workers.engine.scheduler import LaunchedStep, Scheduler
+
+
+class Engine:
+    """Takes up requests, plans steps, turns their results into outputs."""
+
+    def __init__(self, config: EngineConfig, cost: CostModel | None = None) -> None:
+        """Start idle, with the cost model's guess unless measured coefficients are given."""
+        self.config = config
+        self.cost = cost or CostModel()
+        self._policy = make_policy(config)
+        self._scheduler = Scheduler(config)
+        self._requests: dict[str, RequestState] = {}
+        self._launched: deque[LaunchedStep] = deque()
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_output_tokens = 0
+        self.last_progress_s: float | None = None
+        """When a result was last applied; None before the first."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request has not ended or a launched step is not applied."""
+        return bool(self._requests or self._launched)
+
+    @property
+    def num_launched(self) -> int:
+        """Plans handed out whose results have not been applied."""
+        return len(self._launched)
+
+    @property
+    def num_steps(self) -> int:
+        """Results applied since start."""
+        return self._num_steps
+
+    def add(self, request: EngineRequest, now_s: float) -> TokenOutput | None:
+        """Take up a request.
+
+        Returns None, or the one output of a request whose earlier output already ends it.
+
+        Raises:
+            InvalidRequest: a field has a value that cannot be served, or the id is in use.
+            PromptTooLong: it can never fit the context or the pool. Nothing has changed either way.
+        """
+        validate(request, self.config)
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is already in use", param="request_id")
+        turn = self._policy.turn(request, self._num_arrivals)
+        max_len = max_len_of(request, self.config)
+        state = RequestState(request, turn, max_len, self.config.eos_token_ids, now_s)
+        self._num_arrivals += 1
+        if request.output_token_ids:
+            finish_reason = _finish_reason(state, request.output_token_ids[-1])
+            if finish_reason is not None:
+                return _output(state, [], finish_reason, None)
+        self._requests[request.request_id] = state
+        self._scheduler.enqueue(state)
+        return None
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; nothing further is reported of it. False if there is no such request."""
+        state = self._requests.pop(request_id, None)
+        if state is None:
+            return False
+        self._scheduler.dismiss(state)
+        return True
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Hand out the next plan; None if enough steps are launched or there is nothing to compute now."""
+        if len(self._launched) > self.config.run_ahead or not self._requests:
+            return None
+        scheduled = self._scheduler.schedule(now_s)
+        if scheduled is None:
+            return None
+        plan, launched = scheduled
+        self._launched.append(launched)
+        return plan
+
+    def apply(self, result: StepResult, now_s: float) -> list[TokenOutput]:
+        """Take in the result of the oldest plan launched and return what it says to each request."""
+        step = self._launched.popleft()
+        assert result.step_id == step.step_id, f"awaited step {step.step_id}, got {result.step_id}"
+        assert len(result.token_ids) == len(step.sampling), (
+            f"step {step.step_id} samples {len(step.sampling)} tokens, got {len(result.token_ids)}"
+        )
+        block_size, cache = self.config.block_size, self._scheduler.cache
+        finished = Status.FINISHED
+        outputs: list[TokenOutput] = []
+        logprobs = result.logprobs
+        for index, (request, token_id) in enumerate(zip(step.sampling, result.token_ids, strict=True)):
+            request.num_in_flight -= 1
+            if request.status is finished:
+                continue  # aborted, or ended a step ago: this is the token too many
+            request.token_ids.append(token_id)
+            num_known = len(request.token_ids)
+            finish_reason = None
+            if token_id in request.stop_token_ids or num_known >= request.max_len:
+                finish_reason = _finish_reason(request, token_id)
+            outputs.append(_output(request, [token_id], finish_reason, logprobs[index] if logprobs else None))
+            if num_known % block_size == 0:
+                cache.register(request)
+            if finish_reason is not None:
+                del self._requests[request.request_id]
+                self._scheduler.dismiss(request)
+        cache.complete(step.step_id)
+        self._num_steps += 1
+        self._num_output_tokens += len(outputs)
+        self.last_progress_s = now_s
+        self.cost = self.cost.observe(
+            result.elapsed_s, step.num_decodes, step.num_prefill_tokens, step.num_context_tokens
+        )
+        return outputs
+
+    def load(self) -> Load:
+        """How busy the engine is now."""
+        scheduler = self._scheduler
+        num_context, num_slots, num_queued = 0, 0, scheduler.num_waiting_tokens
+        for request in scheduler.running:
+            num_computed = request.num_computed
+            num_context += num_computed
+            num_slots += request.num_slots
+            num_lag = len(request.token_ids) + request.num_in_flight - num_computed
+            if num_lag > 1:
+                num_queued += num_lag
+        return Load(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_queued_tokens=num_queued,
+            num_free_blocks=scheduler.cache.num_free_blocks,
+            num_blocks=scheduler.cache.num_blocks,
+            num_context_tokens=num_context,
+            kv_waste=1 - num_context / num_slots if num_slots else 0.0,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_output_tokens=self._num_output_tokens,
+            cost=self.cost,
+        )
+
+    def drain_cache_events(self) -> CacheEvents | None:
+        """Changes of the prefix cache since the last call; None if there are none."""
+        return self._scheduler.cache.drain_events()
+
+    def cache_snapshot(self) -> CacheSnapshot:
+        """All hashes as of the last ``drain_cache_events``."""
+        return self._scheduler.cache.snapshot()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if the engine's books do not agree; for tests and debugging."""
+        self._scheduler.check()
+        num_queued = len(self._scheduler.waiting) + len(self._scheduler.running)
+        assert num_queued == len(self._requests), "a request is neither waiting nor running"
+        in_flight = [request for step in self._launched for request in step.sampling]
+        for request in self._requests.values():
+            num_in_flight = in_flight.count(request)
+            assert request.num_in_flight == num_in_flight, (
+                f"request {request.request_id} miscounts its flight"
+            )
+
+
+def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
+    """Why the request ends with ``token_id``, the last one known; None if it goes on."""
+    if request.stops_at(token_id):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(request.token_ids) >= request.max_len else None
+
+
+def _output(
+    request: RequestState,
+    token_ids: list[int],
+    finish_reason: FinishReason | None,
+    logprobs: TokenLogprobs | None,
+) -> TokenOutput:
+    """What one step says to one request; the first output tells also how it began."""
+    is_first = not request.reported
+    request.reported = True
+    return TokenOutput(
+        request.request.request_id,
+        token_ids,
+        finish_reason,
+        request.token_ids[-1] if finish_reason is FinishReason.STOP else None,
+        None if logprobs is None else [logprobs],
+        request.num_cached_tokens if is_first else None,
+        request.num_preemptions,
+        waited_s=request.waited_s if is_first else None,
+    )

@@ -1,0 +1,77 @@
+"""What the engine tells the world after a step: new tokens, its load, changes of its prefix cache."""
+
+from __future__ import annotations
+
+import msgspec
+
+from workers.engine.cost_model import CostModel
+from workers.engine.plan import TokenLogprobs
+from workers.engine.request import FinishReason
+
+
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request, usually one."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The end-of-sequence or stop token that ended it; it is the last of ``token_ids``, unless that was
+    generated elsewhere."""
+    logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; set in the first output only."""
+    num_preemptions: int = 0
+    error: str | None = None
+    """With finish reason ``error``: what went wrong."""
+    error_param: str | None = None
+    """With an ``error`` that is the caller's mistake: the field at fault."""
+    is_user_error: bool = False
+    waited_s: float | None = None
+    """From taking up to the first step planned; set in the first output only."""
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How busy the engine is, after a step."""
+
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    """Known tokens not yet computed and not found in the cache: prefill work that is ahead."""
+    num_free_blocks: int
+    """Blocks that can be taken at once, cached but unreferenced ones included."""
+    num_blocks: int
+    num_context_tokens: int
+    """KV tokens held by running requests."""
+    kv_waste: float
+    """Share of allocated slots that hold no token."""
+    num_preemptions: int
+    """Since start."""
+    num_steps: int
+    """Since start."""
+    num_prompt_tokens: int
+    """Since start, of admitted requests."""
+    num_cached_tokens: int
+    """Since start, of ``num_prompt_tokens``."""
+    num_output_tokens: int
+    """Since start."""
+    cost: CostModel
+
+
+class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
+    """Net changes of the prefix cache since the last message: apply ``stored`` first, then ``evicted``.
+
+    No hash stands in both.
+    """
+
+    first_sequence: int
+    """Number of the first event; numbers are consecutive over messages, so a gap is seen."""
+    stored: list[bytes]
+    evicted: list[bytes]
+
+
+class CacheSnapshot(msgspec.Struct, frozen=True, tag="cache_snapshot"):
+    """All hashes in the cache; the next event has number ``next_sequence``."""
+
+    next_sequence: int
+    hashes: list[bytes]
