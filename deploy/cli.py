@@ -43,12 +43,8 @@ def serve(
     ingress_replicas: Annotated[int | None, typer.Option(help="HTTP processes. [1]")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Most requests in a step. [64]")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens in a step. [1024]")
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. [16]")
-    ] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens in a step. [1024]")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. [16]")] = None,
     enable_prefix_caching: Annotated[
         bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="[on]")
     ] = None,
@@ -57,15 +53,11 @@ def serve(
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="Share of GPU memory to use. [0.9]")
     ] = None,
-    load_format: Annotated[
-        str | None, typer.Option(help="auto, gguf, safetensors or dummy. [auto]")
-    ] = None,
+    load_format: Annotated[str | None, typer.Option(help="auto, gguf, safetensors or dummy. [auto]")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. [auto]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of dummy weights. [0]")] = None,
-    cpu_threads: Annotated[
-        int | None, typer.Option(help="Threads of a rank on a CPU. [its share]")
-    ] = None,
+    cpu_threads: Annotated[int | None, typer.Option(help="Threads of a rank on a CPU. [its share]")] = None,
     policy: Annotated[str | None, typer.Option(help="How the router places requests.")] = None,
     stall_timeout_s: Annotated[
         float | None, typer.Option(help="Without a step while work waits. [60]")
@@ -110,6 +102,60 @@ def serve(
             console.print("Stopped; no process is left.")
 
 
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str | None, typer.Option(help="Which model. [the first served]")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="If the endpoint wants one.")
+    ] = None,
+) -> None:
+    """Talk with a served model in the terminal."""
+    from deploy.chat import Chat
+    from deploy.client import Client
+
+    client = Client(url, api_key)
+    Chat(client, model or client.first_model(), system, max_tokens, temperature).run()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")
+    ] = None,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="For the same random numbers each time.")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp")] = 1,
+    max_model_len: Annotated[int | None, typer.Option()] = None,
+    dtype: Annotated[str, typer.Option()] = "auto",
+    load_format: Annotated[str, typer.Option()] = "auto",
+) -> None:
+    """Complete prompts in this process, without a server."""
+    from shoal import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        tensor_parallel_size=tensor_parallel_size,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        load_format=load_format,
+    )
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    if is_chat:
+        outputs = llm.chat([[{"role": "user", "content": one}] for one in prompt], params, use_tqdm=False)
+    else:
+        outputs = llm.generate(list(prompt), params, use_tqdm=False)
+    for output in outputs:
+        typer.echo(output.outputs[0].text)
+    llm.close()
+
+
 class _Interrupted(Exception):
     """Ctrl-C or SIGTERM while starting."""
 
@@ -130,8 +176,9 @@ def _print_ready(url: str, model: str) -> None:
     console.print("Try it:", style="dim")
     console.print(
         escape(
-            f"""  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is gravity?"}}], "max_tokens": 64}}'"""
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{model}", "max_tokens": 64, '
+            '"messages": [{"role": "user", "content": "What is gravity?"}]}\''
         ),
         soft_wrap=True,
     )

@@ -15,7 +15,7 @@ from deploy.console import stage
 from deploy.ray_cluster import RayCluster, StartError, start_ray
 from deploy.settings import ServeSettings
 from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
-from workers.checkpoint.model_config import load_model_config
+from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.errors import InvalidRequest
 
@@ -73,11 +73,12 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
-    model = load_model_config(files)
+    model = read_model_config(files)
     max_model_len = settings.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise InvalidRequest(
-            f"--max-model-len is {max_model_len}, {files.name} takes at most {model.max_position_embeddings} tokens",
+            f"--max-model-len is {max_model_len}, "
+            f"{files.name} takes at most {model.max_position_embeddings} tokens",
             "max_model_len",
         )
     from deploy.application import application_name

@@ -131,7 +131,7 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
     }
     if _is_loopback(host):
-        # Ray replaces a loopback node address by the host's own unless clusters are off, as they are on a Mac;
+        # Ray replaces a loopback node address by the host's own unless clusters are off, as on a Mac;
         # with a loopback address its daemons listen on loopback alone.
         values["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if haproxy:

@@ -1,7 +1,7 @@
 """Ends what a cluster left when its driver is gone, however it went.
 
-Runs as ``python -m deploy.reaper FOLDER`` in a session of its own, with the driver holding the other end of its
-standard input: end of file means that the driver has ended, also by ``kill -9``.
+Runs as ``python -m deploy.reaper FOLDER`` in a session of its own, with the driver holding the other end of
+its standard input: end of file means that the driver has ended, also by ``kill -9``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""``shoal chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.markup import escape
+
+from deploy.client import Client, ClientError
+
+_HELP = "/new starts over, /system TEXT sets the system message, /exit leaves (so do Ctrl-D and Ctrl-C)"
+
+
+class Chat:
+    """Keeps the conversation and shows it."""
+
+    def __init__(
+        self, client: Client, model: str, system: str | None, max_tokens: int, temperature: float
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._options = {"max_tokens": max_tokens, "temperature": temperature}
+        self._console = Console()
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self._start_over()
+
+    def run(self) -> None:
+        """Read and answer until the user leaves."""
+        self._console.print(f"[bold]{escape(self._model)}[/bold]  [dim]{_HELP}[/dim]\n")
+        while True:
+            try:
+                line = self._console.input("[bold cyan]you ›[/bold cyan] ").strip()
+            except (EOFError, KeyboardInterrupt):
+                self._console.print()
+                return
+            if line in ("/exit", "/quit"):
+                return
+            if line and not self._command(line):
+                self._answer(line)
+
+    def _command(self, line: str) -> bool:
+        if not line.startswith("/"):
+            return False
+        name, _, rest = line.partition(" ")
+        if name == "/new":
+            self._start_over()
+        elif name == "/system":
+            self._system = rest.strip() or None
+            self._start_over()
+        else:
+            self._console.print(f"[dim]{_HELP}[/dim]")
+        return True
+
+    def _start_over(self) -> None:
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def _answer(self, line: str) -> None:
+        self._messages.append({"role": "user", "content": line})
+        text = ""
+        try:
+            with Live(console=self._console, refresh_per_second=12, vertical_overflow="visible") as live:
+                for piece in self._client.stream_chat(self._model, self._messages, **self._options):
+                    text += piece
+                    live.update(Markdown(text))
+        except KeyboardInterrupt:
+            self._console.print("[dim](stopped)[/dim]")  # closing the stream cancels the request
+        except ClientError as error:
+            self._console.print(f"[red]error:[/red] {escape(str(error))}")
+        if text:
+            self._messages.append({"role": "assistant", "content": text})
+        else:
+            self._messages.pop()
+        self._console.print()

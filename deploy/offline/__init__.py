@@ -1,0 +1,1 @@
+"""Generation without a server or Ray: the brain and its rank in this process."""

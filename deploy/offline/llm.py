@@ -1,0 +1,255 @@
+"""``LLM``: generation over lists of prompts, without Ray. Argument names are those of vLLM's ``LLM``.
+
+With one rank, brain and rank run in this process; with more, each rank is a process of its own and plans
+reach them over the step channel, as in a cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from deploy.offline.choice import Choice
+from deploy.offline.executor import start_executor
+from deploy.offline.outputs import RequestOutput
+from deploy.offline.sampling_params import SamplingParams
+from deploy.settings import ServeSettings, make_settings
+from router.text.tokenizer import Tokenizer
+from router.text.vocabulary import load_vocabulary
+from workers.checkpoint.model_config import read_model_config
+from workers.checkpoint.source import resolve_model
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.request import EngineRequest, FinishReason
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """One model, ready to generate."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        load_format: str = "auto",
+        skip_tokenizer_init: bool = False,
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        enable_prefix_caching: bool = True,
+        block_size: int = 16,
+        seed: int = 0,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        device: str = "auto",
+        num_gpu_blocks_override: int | None = None,
+        kv_cache_gib: float | None = None,
+        cpu_threads: int | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model: a folder, a .gguf file, a hub id, or None for the demo model.
+            load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
+            skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
+
+        Raises:
+            UserError: the model is unknown or a setting does not fit it.
+        """
+        if quantization is not None:
+            raise InvalidRequest(
+                f"quantization is {quantization!r}: quantized kernels are not supported yet", "quantization"
+            )
+        settings = make_settings(
+            model=model, load_format=load_format, tensor_parallel_size=tensor_parallel_size,
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
+            block_size=block_size, seed=seed, dtype=dtype, device=device,
+            num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
+            cache_dir=cache_dir, replicas=1,
+        )  # fmt: skip
+        files = resolve_model(settings.model, settings.source)
+        model_config = read_model_config(files)
+        self.tokenizer = None if skip_tokenizer_init else Tokenizer(load_vocabulary(files))
+        self._executor, num_blocks = start_executor(settings, files, model_config)
+        self.max_model_len = min(
+            settings.max_model_len or model_config.max_position_embeddings, num_blocks * settings.block_size
+        )
+        self._engine = Engine(
+            _engine_config(settings, self.max_model_len, num_blocks, model_config.eos_token_ids)
+        )
+        self._ids = itertools.count()
+        self._seeds = random.Random(seed)
+        self._choices: dict[str, Choice] = {}
+
+    # -- generating ---------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for each prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; one or a list.
+            sampling_params: one for all, or one for each prompt.
+
+        Raises:
+            UserError: a prompt cannot be served; nothing was generated.
+        """
+        listed = _as_list(prompts)
+        params = _params_for(sampling_params, len(listed))
+        outputs = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        for output, one in zip(outputs, params, strict=True):
+            self._submit(output, one)
+        self._run(outputs, use_tqdm)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate the next message of each conversation, by the model's chat template."""
+        if self.tokenizer is None:
+            raise InvalidRequest("chat needs the tokenizer: leave out skip_tokenizer_init", "messages")
+        one_conversation = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Iterable[Any] = [messages] if one_conversation else messages
+        prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(list(one))} for one in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Let the ranks go."""
+        self._executor.close()
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def _run(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
+        engine, executor = self._engine, self._executor
+        with tqdm(total=len(outputs), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            try:
+                while engine.has_work:
+                    while (plan := engine.plan(time.monotonic())) is not None:
+                        executor.launch(plan)
+                    if engine.num_launched:
+                        for token_output in engine.apply(executor.collect(), time.monotonic()):
+                            self._take(token_output.request_id, token_output, bar)
+            except BaseException:
+                self._withdraw()
+                raise
+
+    def _take(self, request_id: str, token_output: Any, bar: tqdm) -> None:
+        choice = self._choices[request_id]
+        ended = choice.take(token_output)
+        if not ended:
+            return
+        if token_output.finish_reason is None:  # a stop string was found: the engine does not know
+            self._engine.abort(request_id)
+        del self._choices[request_id]
+        if choice.request.finished:
+            bar.update(1)
+
+    def _withdraw(self) -> None:
+        """Leave the engine empty after an interrupted run."""
+        for request_id in list(self._choices):
+            self._engine.abort(request_id)
+        self._choices.clear()
+        while self._engine.num_launched:
+            self._engine.apply(self._executor.collect(), time.monotonic())
+
+    # -- prompts ------------------------------------------------------------------------------------------
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        text, token_ids = self._encode(prompt)
+        if not token_ids:
+            raise InvalidRequest("the prompt has no tokens, it must have at least one", "prompt")
+        if len(token_ids) >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(token_ids)} tokens, this model takes {self.max_model_len} with its output: "
+                "shorten it or raise max_model_len",
+                "prompt",
+            )
+        if params.stop_strings and self.tokenizer is None:
+            raise InvalidRequest("stop strings need the tokenizer: leave out skip_tokenizer_init", "stop")
+        return RequestOutput(str(next(self._ids)), text, token_ids, [])
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), [int(token_id) for token_id in prompt["prompt_token_ids"]]
+            if "prompt" not in prompt:
+                raise InvalidRequest(
+                    "a prompt given as a dict needs 'prompt' or 'prompt_token_ids'", "prompt"
+                )
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequest("the tokenizer was left out: give token ids instead of text", "prompt")
+            return prompt, self.tokenizer.encode(prompt)
+        return None, [int(token_id) for token_id in prompt]
+
+    def _submit(self, output: RequestOutput, params: SamplingParams) -> None:
+        seed = self._seeds.getrandbits(63)
+        left = self.max_model_len - len(output.prompt_token_ids)
+        for index in range(params.n):
+            request_id = f"{output.request_id}-{index}"
+            choice = Choice(output, index, params, self.tokenizer)
+            request = EngineRequest(request_id, output.prompt_token_ids, params.choice(index, seed, left))
+            self._choices[request_id] = choice
+            refused = self._engine.add(request, time.monotonic())
+            if refused is not None and refused.finish_reason is FinishReason.ERROR:
+                self._withdraw()
+                raise InvalidRequest(refused.error or "the engine refused the request", refused.error_param)
+
+
+def _engine_config(
+    settings: ServeSettings, max_model_len: int, num_blocks: int, eos_token_ids: Sequence[int]
+) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        eos_token_ids=tuple(eos_token_ids),
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _params_for(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise InvalidRequest(
+            f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one for each",
+            "sampling_params",
+        )
+    return list(sampling_params)

@@ -1,0 +1,42 @@
+"""What offline generation returns; names are those of vLLM's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one candidate token at one position."""
+
+    logprob: float
+    rank: int | None
+    """1 is the likeliest; None for a sampled token outside the top candidates."""
+    decoded_token: str | None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the ``n`` outputs of a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    """"stop" or "length"."""
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended it; None for the end-of-sequence token."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its outputs."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0

@@ -1,0 +1,99 @@
+"""How offline callers say what to sample; argument names are those of vLLM's ``SamplingParams``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from workers.engine.errors import InvalidRequest
+from workers.engine.request import ChoiceParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one prompt.
+
+    Raises:
+        InvalidRequest: a value is out of range; it names the field, the value and the range.
+    """
+
+    n: int = 1
+    """Outputs of the prompt."""
+    max_tokens: int | None = 16
+    """None: as many as the context allows."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """None: drawn anew from the engine's seed for each request."""
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: none; k: of the sampled token and of the k likeliest."""
+    logit_bias: dict[int, float] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        self._check("n", self.n, 1, 16384)
+        if self.max_tokens is not None:
+            self._check("max_tokens", self.max_tokens, 1, math.inf)
+            self._check("min_tokens", self.min_tokens, 0, self.max_tokens)
+        self._check("temperature", self.temperature, 0, 100)
+        self._check("top_p", self.top_p, 1e-9, 1)
+        self._check("top_k", self.top_k, -1, math.inf)
+        self._check("min_p", self.min_p, 0, 1)
+        self._check("presence_penalty", self.presence_penalty, -2, 2)
+        self._check("frequency_penalty", self.frequency_penalty, -2, 2)
+        self._check("repetition_penalty", self.repetition_penalty, 1e-9, 100)
+        if self.logprobs is not None:
+            self._check("logprobs", self.logprobs, 0, 100)
+        if any(not stop for stop in self.stop_strings):
+            raise InvalidRequest("stop holds an empty string, which matches everywhere: leave it out", "stop")
+
+    @staticmethod
+    def _check(name: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:  # also false for NaN
+            raise InvalidRequest(f"{name} is {value}, it must be from {low} to {high}", name)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """``stop`` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    def choice(self, choice_index: int, seed: int, max_tokens: int) -> ChoiceParams:
+        """Parameters of one of the ``n`` choices, for the engine.
+
+        Args:
+            seed: used where ``self.seed`` is None.
+            max_tokens: what the context leaves.
+        """
+        return ChoiceParams(
+            max_tokens=min(self.max_tokens or max_tokens, max_tokens),
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias or {},
+            seed=self.seed if self.seed is not None else seed,
+            choice_index=choice_index,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            num_logprobs=self.logprobs,
+        )
