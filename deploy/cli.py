@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from deploy.bench.cli import app as bench
 from deploy.console import console, print_error
 from workers.engine.errors import ShoalError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 
 ModelArgument = Annotated[
     str | None,

@@ -35,6 +35,10 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 class LLM:
     """One model, ready to generate."""
 
+    max_model_len: int
+    """Most tokens of a prompt and its output."""
+    vocab_size: int
+
     def __init__(
         self,
         model: str | None = None,
@@ -89,6 +93,7 @@ class LLM:
         self._engine = Engine(
             _engine_config(settings, self.max_model_len, num_blocks, model_config.eos_token_ids)
         )
+        self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
         self._choices: dict[str, Choice] = {}

@@ -1,0 +1,1 @@
+"""Benchmarks: offline throughput, HTTP load; figures go to `results/` with commit, settings and date."""

@@ -1,0 +1,102 @@
+"""``shoal bench ...``"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from deploy.bench.report import environment, write_result
+from deploy.console import console
+
+app = typer.Typer(
+    help="Measure this machine; results as a table and, with --json, as a file.", no_args_is_help=True
+)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+
+
+@app.command()
+def throughput(
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Prompts at once, separated by commas.")] = "1,8,32",
+    input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Output tokens.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Runs of each; the best counts.")] = 1,
+    max_num_seqs: Annotated[int, typer.Option()] = 256,
+    max_model_len: Annotated[int | None, typer.Option()] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
+    dtype: Annotated[str, typer.Option()] = "auto",
+    load_format: Annotated[str, typer.Option()] = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Output tokens per second of the engine alone, prefill included."""
+    from deploy.bench.throughput import measure_batches
+    from deploy.offline.llm import LLM
+
+    result: dict[str, Any] = {"bench": "throughput", "environment": environment()}
+    llm = LLM(
+        model,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        dtype=dtype,
+        load_format=load_format,
+        skip_tokenizer_init=True,
+    )
+    sizes = [int(size) for size in batch_sizes.split(",")]
+    found = measure_batches(llm, sizes, input_len, output_len, llm.vocab_size, repeats)
+    result["settings"] = {
+        "model": model or "demo",
+        "dtype": dtype,
+        "max_num_seqs": max_num_seqs,
+        "repeats": repeats,
+    }
+    result["runs"] = [asdict(one) for one in found]
+    _show("throughput", result["runs"])
+    write_result(json_path, result)
+    llm.close()
+
+
+@app.command()
+def http(
+    url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str | None, typer.Option(help="[the first served]")] = None,
+    streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,32",
+    requests_per_stream: Annotated[int, typer.Option()] = 8,
+    input_len: Annotated[int, typer.Option()] = 64,
+    output_len: Annotated[int, typer.Option()] = 200,
+    json_path: JsonOption = None,
+) -> None:
+    """Streamed completions from a running cluster, one SSE chunk a token, with CPU time by process."""
+    from deploy.bench.cpu_time import CpuTimes
+    from deploy.bench.http_load import LoadPlan, run_load
+    from deploy.client import Client
+
+    name = model or Client(url).first_model()
+    result: dict[str, Any] = {"bench": "http", "environment": environment(), "runs": []}
+    for count in (int(one) for one in streams.split(",")):
+        asyncio.run(run_load(LoadPlan(url, name, count, 1, input_len, output_len)))  # warm-up
+        before = CpuTimes.now()
+        found = asyncio.run(run_load(LoadPlan(url, name, count, requests_per_stream, input_len, output_len)))
+        cpu_us = before.per_token_us(CpuTimes.now(), found.num_chunks)
+        result["runs"].append({**asdict(found), "cpu_us_per_token": cpu_us})
+    _show("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])
+    _show("CPU microseconds a token, by process", [run["cpu_us_per_token"] for run in result["runs"]])
+    write_result(json_path, result)
+
+
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in names))
+    console.print(table)

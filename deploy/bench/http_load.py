@@ -1,0 +1,134 @@
+"""Load on an OpenAI endpoint from one process: raw sockets, so that the client costs little of what it measures.
+
+Closed loop: each connection sends a streamed completion, reads it to the end, and sends the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from deploy.bench.report import percentile
+
+_EVENT = b"data: {"
+_DONE = b"data: [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What is sent."""
+
+    url: str
+    """``http://host:port/v1``."""
+    model: str
+    num_streams: int
+    requests_per_stream: int
+    input_len: int
+    output_len: int
+    vocab_size: int = 40000
+
+
+@dataclass(slots=True)
+class StreamTimes:
+    """Of one request, in seconds from sending it."""
+
+    sent_s: float
+    arrivals_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Times in milliseconds."""
+
+    num_streams: int
+    num_requests: int
+    num_failed: int
+    num_chunks: int
+    wall_s: float
+    chunks_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    inter_token_p50_ms: float
+    inter_token_p99_ms: float
+    request_p50_s: float
+    request_p99_s: float
+
+
+async def run_load(plan: LoadPlan) -> LoadResult:
+    """Send the plan's requests and time every chunk.
+
+    Raises:
+        OSError: the endpoint cannot be reached.
+    """
+    started_s = time.perf_counter()
+    per_stream = await asyncio.gather(*(_stream(plan, number) for number in range(plan.num_streams)))
+    wall_s = time.perf_counter() - started_s
+    times = [one for stream in per_stream for one in stream]
+    good = [one for one in times if len(one.arrivals_s) > 1]
+    gaps = [b - a for one in good for a, b in zip(one.arrivals_s, one.arrivals_s[1:], strict=False)]
+    firsts = [one.arrivals_s[0] - one.sent_s for one in good]
+    whole = [one.arrivals_s[-1] - one.sent_s for one in good]
+    num_chunks = sum(len(one.arrivals_s) for one in times)
+    return LoadResult(
+        num_streams=plan.num_streams,
+        num_requests=len(times),
+        num_failed=sum(len(one.arrivals_s) < plan.output_len for one in times),
+        num_chunks=num_chunks,
+        wall_s=round(wall_s, 3),
+        chunks_per_s=round(num_chunks / wall_s, 1),
+        ttft_p50_ms=round(1e3 * percentile(firsts, 0.5), 2) if firsts else 0.0,
+        ttft_p99_ms=round(1e3 * percentile(firsts, 0.99), 2) if firsts else 0.0,
+        inter_token_p50_ms=round(1e3 * percentile(gaps, 0.5), 2) if gaps else 0.0,
+        inter_token_p99_ms=round(1e3 * percentile(gaps, 0.99), 2) if gaps else 0.0,
+        request_p50_s=round(percentile(whole, 0.5), 3) if whole else 0.0,
+        request_p99_s=round(percentile(whole, 0.99), 3) if whole else 0.0,
+    )
+
+
+async def _stream(plan: LoadPlan, number: int) -> list[StreamTimes]:
+    parts = urlsplit(plan.url)
+    rng = random.Random(number)
+    done = []
+    for _ in range(plan.requests_per_stream):
+        prompt = [rng.randrange(100, plan.vocab_size) for _ in range(plan.input_len)]
+        body = json.dumps(
+            {
+                "model": plan.model,
+                "prompt": prompt,
+                "max_tokens": plan.output_len,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        head = (
+            f"POST {parts.path}/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode()
+        done.append(await _one_request(parts.hostname or "127.0.0.1", parts.port or 80, head + body))
+    return done
+
+
+async def _one_request(host: str, port: int, request: bytes) -> StreamTimes:
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+    times = StreamTimes(time.perf_counter())
+    writer.write(request)
+    tail = b""
+    try:
+        while data := await reader.read(1 << 16):
+            now_s = time.perf_counter()
+            text = tail + data
+            found = text.count(_EVENT)
+            times.arrivals_s.extend([now_s] * found)
+            # Keep what may be the beginning of an event cut in two; a whole one has been counted.
+            cut = len(text) - len(_EVENT) + 1
+            tail = text[max(cut, text.rfind(_EVENT) + len(_EVENT) if found else 0) :]
+            if _DONE in text:
+                break
+    finally:
+        writer.close()
+    return times
