@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from workers.engine.config import EngineConfig
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.request import EngineRequest
 
 __all__ = [
+    "BrainConfig",
     "CacheEvents",
     "CacheSnapshot",
     "Cancel",
@@ -24,6 +26,19 @@ __all__ = [
     "TokenOutput",
     "Update",
 ]
+
+
+class BrainConfig(msgspec.Struct, frozen=True):
+    """What a brain process is told first: its engine and where its ranks are."""
+
+    engine: EngineConfig
+    step_endpoint: str | None = None
+    """Where to listen for ranks (``workers.channel.link``); None runs a ``ScriptedExecutor`` in process."""
+    num_ranks: int = 1
+    start_timeout_s: float = 600.0
+    """For all ranks to connect."""
+    scripted_vocab_size: int = 32000
+    scripted_step_s: float = 0.0
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

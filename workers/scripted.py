@@ -78,9 +78,9 @@ class ScriptedExecutor:
             return None
         return max(0.0, self._results[0][0] - self._clock())
 
-    def fileno(self) -> int | None:
-        """Nothing to wait on: ``ready_in_s`` says it all."""
-        return None
+    def filenos(self) -> tuple[int, ...]:
+        """Nothing to poll: ``ready_in_s`` says it all."""
+        return ()
 
     def close(self) -> None:
         """Forget what was launched."""

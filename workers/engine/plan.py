@@ -10,7 +10,7 @@ Structs are encoded as msgpack arrays (msgspec); nothing here is ever pickled.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -98,6 +98,15 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let ranks go. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Waitable(Protocol):
+    """An executor that one can wait for beside other things."""
+
+    def fileno(self) -> int:
+        """Readable as long as ``ready`` is true (an eventfd, say); owned by the executor."""
         ...
 
 
