@@ -89,7 +89,7 @@ class Brain:
         Raises:
             RankLost: a rank is gone.
         """
-        self._tell(Started())
+        self._tell(Started(self._engine.load()))
         while True:
             self._take_commands()
             if self._is_stopped or not self._replica.is_open:
@@ -235,8 +235,9 @@ def make_executor(config: BrainConfig) -> BrainExecutor:
     Raises:
         RankLost: they did not connect in time.
     """
-    if config.step_endpoint is None:
+    if config.num_ranks == 0:
         return ScriptedExecutor(config.scripted_vocab_size, config.scripted_step_s)
+    assert config.step_endpoint is not None, "the client chooses an endpoint where none is given"
     executor = ChannelExecutor(config.step_endpoint, config.num_ranks)
     try:
         executor.wait_for_ranks(config.start_timeout_s)

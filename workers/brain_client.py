@@ -1,7 +1,8 @@
 """The replica's end of a brain process, for asyncio.
 
-    brain = BrainClient(BrainConfig(engine=EngineConfig(...), step_endpoint=endpoint, num_ranks=1))
-    await brain.start()                       # returns once the ranks are connected
+    brain = BrainClient(BrainConfig(engine=EngineConfig(...), num_ranks=2))
+    endpoint = await brain.start()            # ranks connect here: serve_steps(rank, endpoint, tp_rank)
+    await brain.started()                     # all have
     brain.submit(request)
     async for update in brain.updates():      # StepUpdate, Pong, CacheSnapshot; Failed is always the last
         ...
@@ -18,6 +19,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
@@ -27,6 +29,7 @@ from workers.brain_messages import (
     Cancel,
     Command,
     Failed,
+    Load,
     Ping,
     SnapshotCache,
     Started,
@@ -34,8 +37,11 @@ from workers.brain_messages import (
     Submit,
     Update,
 )
+from workers.channel.link import new_endpoint
 from workers.engine.request import EngineRequest
 from workers.framing import LENGTH_BYTES, frame
+
+__all__ = ["BrainClient", "BrainConfig", "BrainFailed"]
 
 _STOP_GRACE_S = 5.0
 _SOCKET_BYTES = (
@@ -54,9 +60,11 @@ class BrainClient:
         self._config = config
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Update)
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._idle_load: Load | None = None
 
     @property
     def pid(self) -> int | None:
@@ -68,12 +76,15 @@ class BrainClient:
         """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
-    async def start(self) -> None:
-        """Start the process and return once all its ranks are connected.
+    @property
+    def idle_load(self) -> Load:
+        """The load of the engine as it was when all ranks had connected."""
+        assert self._idle_load is not None, "started() has not returned yet"
+        return self._idle_load
 
-        Raises:
-            BrainFailed: it ended, or the ranks did not come within ``config.start_timeout_s``. It is gone.
-        """
+    async def start(self) -> str:
+        """Start the process and return the endpoint where its ranks shall connect ("" if it has none)."""
+        config = self._config = self._with_endpoint(self._config)
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
@@ -82,14 +93,19 @@ class BrainClient:
         finally:
             theirs.close()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            self._send(self._config)
-            update = await self._receive()
-            if not isinstance(update, Started):
-                raise BrainFailed(update.message if isinstance(update, Failed) else f"unexpected {update}")
-        except BaseException:
-            await self.stop()
-            raise
+        self._send(config)
+        return config.step_endpoint or ""
+
+    async def started(self) -> None:
+        """Return once all ranks are connected. To be awaited once, before ``updates``.
+
+        Raises:
+            BrainFailed: the process ended, or not all ranks came within ``config.start_timeout_s``.
+        """
+        update = await self._receive()
+        if not isinstance(update, Started):
+            raise BrainFailed(update.message if isinstance(update, Failed) else f"it was stopped ({update})")
+        self._idle_load = update.load
 
     def submit(self, request: EngineRequest) -> None:
         """Have a request taken up; what is wrong with it comes as an output with finish reason ``error``."""
@@ -103,7 +119,7 @@ class BrainClient:
         """Ask for a ``Pong``; ``sent_s`` comes back in it."""
         self._send(Ping(sent_s))
 
-    def snapshot(self) -> None:
+    def request_snapshot(self) -> None:
         """Ask for a ``CacheSnapshot``: it fits between the updates before and after it."""
         self._send(SnapshotCache())
 
@@ -137,6 +153,22 @@ class BrainClient:
         finally:
             if writer is not None:
                 writer.close()
+            if self._directory is not None:
+                self._directory.cleanup()
+
+    def kill(self) -> None:
+        """End the process at once; its ranks see the channel break. Safe to call at any time."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _with_endpoint(self, config: BrainConfig) -> BrainConfig:
+        """``config`` with an endpoint of this machine, where it needs one and has none."""
+        if config.num_ranks == 0 or config.step_endpoint is not None:
+            return config
+        if sys.platform != "linux":  # there the socket needs a file
+            self._directory = tempfile.TemporaryDirectory(prefix="shoal-")
+        endpoint = new_endpoint(self._directory.name if self._directory else "")
+        return msgspec.structs.replace(config, step_endpoint=endpoint)
 
     def _send(self, message: Command | BrainConfig) -> None:
         """Queue a message; of no effect once the brain is gone, which ``updates`` tells."""
@@ -154,7 +186,7 @@ class BrainClient:
                 return None
         assert self._process is not None, "a brain that is read from was started"
         exit_code = await asyncio.to_thread(self._process.wait)
-        return Failed(f"the brain process ended with exit code {exit_code}")
+        return Failed(f"the engine process ended with exit code {exit_code}")
 
 
 def _spawn(stdin: socket.socket) -> subprocess.Popen[bytes]:

@@ -32,9 +32,10 @@ class BrainConfig(msgspec.Struct, frozen=True):
     """What a brain process is told first: its engine and where its ranks are."""
 
     engine: EngineConfig
-    step_endpoint: str | None = None
-    """Where to listen for ranks (``workers.channel.link``); None runs a ``ScriptedExecutor`` in process."""
     num_ranks: int = 1
+    """0 runs a ``ScriptedExecutor`` in process."""
+    step_endpoint: str | None = None
+    """Where to listen for ranks (``workers.channel.link``); None lets the client choose one of this machine."""
     start_timeout_s: float = 600.0
     """For all ranks to connect."""
     scripted_vocab_size: int = 32000
@@ -71,7 +72,10 @@ Command = Submit | Cancel | SnapshotCache | Ping | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """All ranks are connected; requests can be submitted."""
+    """All ranks are connected; what is submitted from now on is served."""
+
+    load: Load
+    """Of the idle engine."""
 
 
 class StepUpdate(msgspec.Struct, frozen=True, tag="step"):

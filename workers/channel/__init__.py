@@ -8,3 +8,9 @@ ring        the bytes in that shared memory
 remote      ZeroMQ
 latency     how long a plan takes to reach all ranks
 """
+
+from workers.channel.executor import ChannelExecutor
+from workers.channel.link import BrainLost, new_endpoint
+from workers.channel.serve import serve_steps
+
+__all__ = ["BrainLost", "ChannelExecutor", "new_endpoint", "serve_steps"]
