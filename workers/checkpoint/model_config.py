@@ -175,7 +175,9 @@ def _refuse_unsupported(config: JsonObject, folder: Path) -> None:
     if config.get("quantization_config"):
         raise UserError(f"{folder} is quantized; Shoal loads plain safetensors, or GGUF")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise UserError(f"{folder} uses a sliding window of {config['sliding_window']} tokens, which is not supported")
+        raise UserError(
+            f"{folder} uses a sliding window of {config['sliding_window']} tokens, which is not supported"
+        )
     if config.get("mlp_bias"):
         raise UserError(f"{folder} has biases in its MLP, which is not supported")
 

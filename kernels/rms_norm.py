@@ -1,0 +1,127 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.jit import tl, triton
+
+
+def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Say in plain torch what ``rms_norm`` must return: float32 inside, ``x.dtype`` outside."""
+    x32 = x.float()
+    x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return (x32 * weight.float()).to(x.dtype)
+
+
+def add_rms_norm_ref(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Say in plain torch what ``add_rms_norm`` must do: the sum is rounded to ``residual.dtype``, then normalised."""
+    residual.add_(x)
+    return rms_norm_ref(residual, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """Scale each row of ``x`` to unit root-mean-square, then by ``weight``.
+
+    Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+
+    Args:
+        x: [num_tokens, hidden], last axis contiguous.
+        weight: [hidden].
+        eps: added to the mean square, in units of x squared.
+
+    Raises:
+        ValueError: ``weight`` does not match the last axis of ``x``.
+    """
+    _check(x, weight)
+    if x.device.type != "cuda":
+        return rms_norm_ref(x, weight, eps)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _launch(x, None, weight, out, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """Add ``x`` to ``residual`` in place and return the sum normalised as ``rms_norm`` does.
+
+    Args:
+        x: [num_tokens, hidden], last axis contiguous.
+        residual: same shape and dtype; holds the sum afterwards.
+        weight: [hidden].
+        eps: added to the mean square.
+
+    Raises:
+        ValueError: shapes or dtypes do not match; nothing was changed.
+    """
+    _check(x, weight)
+    if residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(-1) != 1:
+        raise ValueError(
+            f"residual {tuple(residual.shape)} {residual.dtype} does not match x {tuple(x.shape)} {x.dtype}"
+        )
+    if x.device.type != "cuda":
+        return add_rms_norm_ref(x, residual, weight, eps)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _launch(x, residual, weight, out, eps)
+    return out
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    if x.dim() != 2 or weight.shape != (x.shape[1],):
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, weight {tuple(weight.shape)}: [tokens, hidden] and [hidden]"
+        )
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError("the last axis of x and weight must be contiguous")
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+    num_tokens, hidden = x.shape
+    if num_tokens == 0:
+        return
+    block = 1 << (hidden - 1).bit_length()
+    _rms_norm_kernel[(num_tokens,)](
+        x,
+        residual if residual is not None else x,
+        weight,
+        out,
+        x.stride(0),
+        residual.stride(0) if residual is not None else 0,
+        out.stride(0),
+        hidden,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 8),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    out_stride,
+    hidden,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row a program: y = (x + r) / sqrt(mean((x + r)^2) + eps) * w, and r = x + r."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        place = residual_ptr + token * residual_stride + columns
+        total = (x + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(residual_ptr.dtype.element_ty)
+        tl.store(place, total, mask=inside)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + token * out_stride + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside
+    )

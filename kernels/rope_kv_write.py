@@ -1,0 +1,179 @@
+"""Rotary position embedding of q and k, and k and v written to the paged KV cache, in one pass.
+
+The cache is block-major, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]: all layers of a block are
+contiguous, so that a block is copied as one piece. A slot is ``block * block_size + offset``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.jit import tl, triton
+
+
+def rope_kv_write_ref(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Say in plain torch what ``rope_kv_write`` must do: float32 inside."""
+    _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_tokens = slots.shape[0]
+    heads = qkv[:num_tokens].view(num_tokens, -1, head_dim)
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    rotated = heads[:, : num_heads + num_kv_heads].float()
+    if q_norm is not None and k_norm is not None:
+        rotated = rotated * torch.rsqrt(rotated.square().mean(-1, keepdim=True) + eps)
+        weights = (q_norm.float().expand(num_heads, -1), k_norm.float().expand(num_kv_heads, -1))
+        rotated = (rotated * torch.cat(weights)).to(qkv.dtype).float()
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
+    kv = torch.cat((rotated[:, num_heads:], heads[:, num_heads + num_kv_heads :]), dim=1)
+    block, offset = slots // block_size, slots % block_size
+    head = torch.arange(2 * num_kv_heads, device=slots.device)
+    place = ((block * num_layers + layer) * (2 * num_kv_heads))[:, None] + head
+    place = place * block_size + offset[:, None]
+    kv_cache.view(-1, head_dim).index_copy_(0, place.view(-1), kv.reshape(-1, head_dim).to(kv_cache.dtype))
+    return rotated[:, :num_heads].contiguous()
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Rotate q and k, write k and v to their slots of ``layer``, return q.
+
+    Source: Su et al. 2021, arXiv:2104.09864, with the halves of a head as pairs (GPT-NeoX's order).
+
+    Args:
+        qkv: [at least num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous; rows beyond are padding.
+        positions: [num_tokens] int64.
+        slots: [num_tokens] int64, distinct; a negative one is skipped on CUDA and not allowed elsewhere.
+        cos_sin: [max_positions, head_dim] float32, cosines first.
+        kv_cache: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+        layer: which layer of the cache.
+        q_norm, k_norm: [head_dim]; RMSNorm over each head before the rotation, or None for models without.
+        eps: of that norm.
+
+    Returns:
+        [num_tokens, num_heads, head_dim] in ``qkv``'s dtype.
+
+    Raises:
+        ValueError: shapes do not fit together; nothing was written.
+    """
+    num_tokens = slots.shape[0]
+    _, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    if two != 2 or num_heads < 1 or qkv.shape[1] % head_dim or qkv.shape[0] < num_tokens:
+        raise ValueError(
+            f"qkv {tuple(qkv.shape)} does not fit the cache {tuple(kv_cache.shape)} and {num_tokens} tokens"
+        )
+    if positions.shape != slots.shape or cos_sin.shape[1] != head_dim or (q_norm is None) != (k_norm is None):
+        raise ValueError(
+            f"positions {tuple(positions.shape)}, slots {tuple(slots.shape)}, cos_sin {tuple(cos_sin.shape)}"
+        )
+    if not (qkv.is_contiguous() and kv_cache.is_contiguous() and cos_sin.is_contiguous()):
+        raise ValueError("qkv, kv_cache and cos_sin must be contiguous")
+    if not 0 <= layer < num_layers:
+        raise ValueError(f"layer {layer} of {num_layers}")
+    if qkv.device.type != "cuda":
+        return rope_kv_write_ref(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+    q = qkv.new_empty(num_tokens, num_heads, head_dim)
+    if num_tokens == 0:
+        return q
+    has_norm = q_norm is not None
+    _rope_kv_write_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+        qkv,
+        positions,
+        slots,
+        cos_sin,
+        kv_cache,
+        q,
+        q_norm if has_norm else qkv,
+        k_norm if has_norm else qkv,
+        eps,
+        layer,
+        num_layers,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        HALF_PADDED=1 << (head_dim // 2 - 1).bit_length(),
+        HAS_NORM=has_norm,
+        num_warps=1,
+    )
+    return q
+
+
+@triton.jit
+def _rope_kv_write_kernel(
+    qkv_ptr,
+    positions_ptr,
+    slots_ptr,
+    cos_sin_ptr,
+    kv_cache_ptr,
+    q_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
+    layer,
+    num_layers,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """One head of one token a program; a head is held as its two halves."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    half: tl.constexpr = HEAD_DIM // 2
+    columns = tl.arange(0, HALF_PADDED)
+    inside = columns < half
+    source = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
+    first = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + half + columns, mask=inside, other=0.0).to(tl.float32)
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        if HAS_NORM:
+            weight_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
+            square = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
+            scale = tl.rsqrt(square / HEAD_DIM + eps)
+            weight_first = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+            weight_second = tl.load(weight_ptr + half + columns, mask=inside, other=0.0).to(tl.float32)
+            first = (first * scale * weight_first).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+            second = (second * scale * weight_second).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM
+        cos = tl.load(angles + columns, mask=inside, other=0.0)
+        sin = tl.load(angles + half + columns, mask=inside, other=0.0)
+        turned = first * cos - second * sin
+        second = second * cos + first * sin
+        first = turned
+    if head < NUM_HEADS:
+        place = q_ptr + (token * NUM_HEADS + head) * HEAD_DIM
+        tl.store(place + columns, first.to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(place + half + columns, second.to(q_ptr.dtype.element_ty), mask=inside)
+    else:
+        slot = tl.load(slots_ptr + token).to(tl.int64)
+        if slot >= 0:
+            block = slot // BLOCK_SIZE
+            # head - NUM_HEADS counts the heads of k, then those of v: the cache's own order.
+            row = ((block * num_layers + layer) * 2 * NUM_KV_HEADS + head - NUM_HEADS) * BLOCK_SIZE
+            place = kv_cache_ptr + (row + slot % BLOCK_SIZE) * HEAD_DIM
+            tl.store(place + columns, first.to(kv_cache_ptr.dtype.element_ty), mask=inside)
+            tl.store(place + half + columns, second.to(kv_cache_ptr.dtype.element_ty), mask=inside)

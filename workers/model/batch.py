@@ -1,0 +1,99 @@
+"""The rows of a rank: for each place in the batch its tokens and block table, changed by each plan's deltas.
+
+Both live on the device. The rank itself writes sampled tokens, so a row's newest token need not be known on the host.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from workers.engine.plan import NewRow, StepPlan
+from workers.model.step_inputs import StepInputs
+
+
+class Batch:
+    """Token ids and block tables of all rows."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        """Allocate for ``max_num_seqs`` rows of ``max_model_len`` tokens."""
+        self.block_size = block_size
+        self.device = device
+        max_num_blocks = -(-max_model_len // block_size)
+        # One column more than tokens can be: the last token sampled is stored, too.
+        self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
+        self._num_blocks = [0] * max_num_seqs
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in the plan's new rows and new blocks."""
+        for new in plan.new_rows:
+            self._enter(new)
+        places: list[tuple[int, int, int]] = []
+        for row, block_ids in zip(plan.rows, plan.new_block_ids, strict=True):
+            first = self._num_blocks[row]
+            places.extend((row, first + index, block_id) for index, block_id in enumerate(block_ids))
+            self._num_blocks[row] = first + len(block_ids)
+        if places:
+            rows, columns, block_ids_ = self._to_device(list(zip(*places, strict=True)))
+            self.block_tables[rows, columns] = block_ids_.to(torch.int32)
+
+    def inputs(self, plan: StepPlan, min_num_tokens: int = 1) -> StepInputs:
+        """Return the step's tensors, padded with tokens that are computed and thrown away to ``min_num_tokens``."""
+        num_rows = len(plan.rows)
+        num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), num_rows)
+        context_lens = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
+        token_starts = [0, *accumulate(plan.num_tokens)]
+        sample_tokens = [token_starts[i + 1] - 1 for i in range(num_rows) if plan.samples[i]]
+        num_tokens = token_starts[-1]
+        token_rows: list[int] = []
+        positions: list[int] = []
+        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
+            token_rows.extend([row] * count)
+            positions.extend(range(start, start + count))
+
+        rows = self._to_device([plan.rows])[0]
+        rows_of_tokens, positions_ = self._to_device([token_rows, positions])
+        (lens,) = self._to_device([context_lens]).to(torch.int32)
+        blocks = self.block_tables[rows_of_tokens, positions_ // self.block_size].long()
+        token_ids = self.token_ids[rows_of_tokens, positions_].long()
+        if num_tokens < min_num_tokens:
+            token_ids = torch.nn.functional.pad(token_ids, (0, min_num_tokens - num_tokens))
+        max_decode = max(context_lens[:num_decodes], default=0)
+        max_prefill = max(context_lens[num_decodes:], default=0)
+        query_starts = [start - num_decodes for start in token_starts[num_decodes:]]
+        return StepInputs(
+            token_ids=token_ids,
+            positions=positions_,
+            slots=blocks * self.block_size + positions_ % self.block_size,
+            num_decodes=num_decodes,
+            decode_block_tables=self._tables(rows[:num_decodes], max_decode),
+            decode_context_lens=lens[:num_decodes],
+            max_decode_context_len=max_decode,
+            prefill_block_tables=self._tables(rows[num_decodes:], max_prefill),
+            prefill_query_starts=self._to_device([query_starts])[0].to(torch.int32),
+            prefill_context_lens=lens[num_decodes:],
+            sample_tokens=self._to_device([sample_tokens])[0],
+        )
+
+    def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:
+        """Write a sampled token at its position in each row."""
+        rows_, positions_ = self._to_device([rows, positions])
+        self.token_ids[rows_, positions_] = token_ids.to(torch.int32)
+
+    def _enter(self, new: NewRow) -> None:
+        (token_ids,) = self._to_device([new.token_ids])
+        self.token_ids[new.row, : len(new.token_ids)] = token_ids.to(torch.int32)
+        self._num_blocks[new.row] = 0
+
+    def _tables(self, rows: Tensor, max_context_len: int) -> Tensor:
+        return self.block_tables[rows, : -(-max_context_len // self.block_size)]
+
+    def _to_device(self, columns: list[list[int]] | list[tuple[int, ...]]) -> Tensor:
+        """Return [columns, length] int64; from pinned memory where the device is not the host, so nothing waits."""
+        tensor = torch.tensor(columns, dtype=torch.int64)
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)

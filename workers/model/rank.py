@@ -1,0 +1,226 @@
+"""One rank: loads its part of a model, then runs plans in the order given.
+
+On CUDA a launch only queues work on the stream; a result's event is waited for in ``collect``. On a CPU the work
+itself is done in ``collect``: with a second plan launched ahead, the first one's result need not wait for both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.checkpoint.model_config import ModelConfig, read_model_config
+from workers.engine.errors import UserError
+from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.request import ChoiceParams
+from workers.model.batch import Batch
+from workers.model.device import choose_dtype, read_cpu_flags
+from workers.model.kv_pool import KVLayout, cuda_bytes, default_cpu_bytes
+from workers.model.llama import LlamaDecoder
+from workers.model.rank_config import RankConfig
+from workers.model.row_sampler import RowSampler, SampledLogprobs
+from workers.model.tensor_parallel import TensorParallelGroup
+from workers.model.tensor_source import open_source
+
+_PADDED_ROWS = 4
+"""Rows to which a smaller step is padded on a CPU if that is faster: oneDNN's product of 4 rows can beat that of 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose results are on their way to the host."""
+
+    plan: StepPlan
+    started_s: float
+    token_ids: Tensor
+    logprobs: SampledLogprobs | None
+    done: torch.cuda.Event | None
+    """None on a CPU."""
+
+
+class Rank:
+    """An ``Executor`` over one device. Call ``load``, ``allocate`` and ``warm_up`` before the first ``launch``."""
+
+    def __init__(self, config: RankConfig) -> None:
+        """Check ``config`` and read the model's own; nothing big is loaded yet.
+
+        Raises:
+            UserError: a model, dtype or length that cannot be served.
+        """
+        self.config = config
+        if config.model_config is not None:
+            self.model_config: ModelConfig = config.model_config
+        elif config.files is not None:
+            self.model_config = read_model_config(config.files)
+        else:
+            raise UserError("a rank needs model files or a model config", "model")
+        self.device = torch.device(config.device)
+        self.dtype = choose_dtype(config.dtype, self.model_config.dtype, self.device, read_cpu_flags())
+        longest = self.model_config.max_position_embeddings
+        self.max_model_len = config.max_model_len or longest
+        if self.max_model_len > longest:
+            raise UserError(
+                f"max_model_len is {self.max_model_len}, this model takes at most {longest}", "max_model_len"
+            )
+        self._launched: deque[_Launched | StepPlan] = deque()
+        self._kv_cache: Tensor | None = None
+        self._min_num_tokens = 1
+        self._group: TensorParallelGroup | None = None
+
+    @torch.inference_mode()
+    def load(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Meet the other ranks and load this rank's weights; ``progress`` gets shares from 0 to 1."""
+        config = self.config
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._group = TensorParallelGroup(config.tp_rank, config.tp_size, config.rendezvous, self.device)
+        source = open_source(config.files, config.load_format, self.model_config, config.seed, self.device)
+        self._decoder = LlamaDecoder(
+            self.model_config, self._group, source, self.device, self.dtype, self.max_model_len, progress
+        )
+        if config.pack_weights:
+            self._decoder.pack()
+        self._layout = KVLayout.of(self.model_config, self._decoder.shard, config.block_size, self.dtype)
+
+    def max_num_blocks(self) -> int:
+        """Return how many KV blocks this rank's memory holds; a group must take the least of its ranks'.
+
+        Raises:
+            UserError: not even one request of ``max_model_len`` fits.
+        """
+        config = self.config
+        if config.kv_cache_bytes is not None:
+            num_bytes = config.kv_cache_bytes
+        elif self.device.type == "cuda":
+            num_bytes = cuda_bytes(config.gpu_memory_utilization, self.device, self._step_peak_bytes())
+        else:
+            num_bytes = default_cpu_bytes(self._layout, config.max_num_seqs, self.max_model_len)
+        num_blocks = max(num_bytes, 0) // self._layout.block_bytes
+        if num_blocks * config.block_size < self.max_model_len:
+            raise UserError(
+                f"KV memory holds {num_blocks * config.block_size} tokens, one request may need "
+                f"{self.max_model_len}: lower max_model_len or give more memory",
+                "max_model_len",
+            )
+        return num_blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Take memory for ``num_blocks`` blocks and for the rows of the batch."""
+        config = self.config
+        self._kv_cache = self._layout.allocate(num_blocks, self.device)
+        self._batch = Batch(config.max_num_seqs, self.max_model_len, config.block_size, self.device)
+        self._sampler = RowSampler(config.max_num_seqs, self.model_config.eos_token_ids, self._batch)
+
+    def warm_up(self) -> None:
+        """Run steps of typical shapes, so that the first request finds kernels compiled and memory taken.
+
+        All ranks of a group must do it together. Leaves no trace: block 0 is overwritten before it is read.
+        """
+        assert self._kv_cache is not None, "memory is allocated before warm-up"
+        if self.device.type == "cpu" and self.config.pack_weights and self.config.tp_size == 1:
+            self._min_num_tokens = self._choose_padding()
+        num_tokens = min(self.config.block_size, self.max_model_len - 1)
+        params = ChoiceParams(max_tokens=2, temperature=0.0)
+        prompt = NewRow(0, [0] * num_tokens, num_tokens, params)
+        self.launch(StepPlan(0, [prompt], [0], [0], [num_tokens], [True], [[0]]))
+        self.launch(StepPlan(1, [], [0], [num_tokens - 1], [1], [True], [[]]))
+        self.collect()
+        self.collect()
+
+    def launch(self, plan: StepPlan) -> None:
+        """See ``Executor``."""
+        self._launched.append(self._run(plan) if self.device.type == "cuda" else plan)
+
+    def collect(self) -> StepResult:
+        """See ``Executor``."""
+        assert self._launched, "collect follows launch"
+        launched = self._launched.popleft()
+        if isinstance(launched, StepPlan):
+            launched = self._run(launched)
+        if launched.done is not None:
+            launched.done.synchronize()
+        return StepResult(
+            step_id=launched.plan.step_id,
+            token_ids=launched.token_ids.tolist(),
+            logprobs=launched.logprobs.by_row() if launched.logprobs is not None else None,
+            elapsed_s=time.perf_counter() - launched.started_s,
+        )
+
+    def ready(self) -> bool:
+        """See ``Executor``. On a CPU ``collect`` computes but waits for nobody, so any launched plan is ready."""
+        if not self._launched:
+            return False
+        oldest = self._launched[0]
+        return isinstance(oldest, StepPlan) or oldest.done is None or oldest.done.query()
+
+    def close(self) -> None:
+        """See ``Executor``."""
+        self._launched.clear()
+        if self._group is not None:
+            self._group.close()
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> _Launched:
+        started_s = time.perf_counter()
+        assert self._kv_cache is not None and self._group is not None, "memory is allocated before the first step"
+        self._batch.apply(plan)
+        self._sampler.enter(plan.new_rows)
+        logits = self._decoder.forward(self._batch.inputs(plan, self._min_num_tokens), self._kv_cache)
+        scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
+        rows = [self._sampler.sampled_row(row, start + count) for row, start, count, is_last in scheduled if is_last]
+        token_ids = torch.empty(0, dtype=torch.int64, device=self.device)
+        logprobs = None
+        if rows:
+            if self.config.tp_rank == 0:
+                token_ids, logprobs = self._sampler.sample(logits, rows)
+            else:
+                token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+            self._group.broadcast(token_ids)
+            self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
+        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, None))
+
+    def _send_home(self, launched: _Launched) -> _Launched:
+        """Start the copies to the host and mark their end."""
+        if self.device.type != "cuda":
+            return launched
+        logprobs = launched.logprobs
+        if logprobs is not None:
+            tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
+            logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
+        token_ids = _copy_to_host(launched.token_ids)
+        done = torch.cuda.Event()
+        done.record()
+        return _Launched(launched.plan, launched.started_s, token_ids, logprobs, done)
+
+    def _choose_padding(self) -> int:
+        """Time one pass over all weights with 1 row and with ``_PADDED_ROWS``; return the faster number of rows."""
+        times = {}
+        for num_rows in (1, _PADDED_ROWS):
+            inputs = {linear.in_features: torch.zeros(num_rows, linear.in_features) for linear in self._decoder.linears()}
+            passes = []
+            for _ in range(3):
+                started_s = time.perf_counter()
+                for linear in self._decoder.linears():
+                    linear(inputs[linear.in_features].to(self.dtype))
+                passes.append(time.perf_counter() - started_s)
+            times[num_rows] = min(passes)
+        return min(times, key=lambda num_rows: times[num_rows])
+
+    def _step_peak_bytes(self) -> int:
+        """Activations and logits of the largest step, by size."""
+        config, model = self.config, self.model_config
+        widths = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * model.num_heads * model.head_dim
+        activations = config.max_num_batched_tokens * widths * self.dtype.itemsize
+        # The sampler holds logits, scaled logits, weights and a sorted copy, in float32.
+        return activations + 6 * config.max_num_seqs * model.vocab_size * 4
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,43 @@
+"""All that one rank needs to know, in one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.source import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """What one rank loads, where, and how much it may take."""
+
+    files: ModelFiles | None = None
+    """None only with ``load_format`` "dummy" and a ``model_config``."""
+    load_format: str = "auto"
+    """"auto" (by the files), "gguf", "safetensors", or "dummy" for random weights."""
+    model_config: ModelConfig | None = None
+    """Overrides what the files say; needed where there are none."""
+    dtype: str = "auto"
+    """"auto", "float32", "bfloat16" or "float16"."""
+    device: str = "cpu"
+    """"cpu", "cuda" or "cuda:1"."""
+    tp_rank: int = 0
+    tp_size: int = 1
+    rendezvous: str | None = None
+    """Where the ranks of a group meet, "tcp://host:port"; None where ``tp_size`` is 1."""
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    """None: as many positions as the model was trained for."""
+    max_num_batched_tokens: int = 1024
+    kv_cache_bytes: int | None = None
+    """Memory of the KV pool of this rank. None: on CUDA what ``gpu_memory_utilization`` leaves, else 1 GiB or what
+    holds ``max_num_seqs`` requests of full length, whichever is less."""
+    gpu_memory_utilization: float = 0.9
+    num_threads: int | None = None
+    """CPU threads of this rank; None leaves torch's choice."""
+    pack_weights: bool = True
+    """On a CPU: keep linear weights in the layout of oneDNN's kernels."""
+    seed: int = 0
+    """Of dummy weights."""

@@ -1,0 +1,153 @@
+"""Samples the next token of each row as its request asked: which filters and penalties are needed is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.penalties import apply_penalties
+from kernels.philox import uniforms
+from kernels.sampler import log_probabilities, sample
+from workers.engine.plan import NewRow, TokenLogprobs
+from workers.engine.request import ChoiceParams
+from workers.model.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """One sampling row of a step."""
+
+    row: int
+    position: int
+    """Where the new token goes: the number of tokens before it."""
+    params: ChoiceParams
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Log-probabilities on their way from the device."""
+
+    num_top: list[int | None]
+    """By sampled row: how many alternatives it asked for, or None if it asked for nothing."""
+    sampled: Tensor
+    top_token_ids: Tensor
+    top_logprobs: Tensor
+
+    def by_row(self) -> list[TokenLogprobs | None]:
+        """Return what each row asked for; waits for the device."""
+        sampled, ids, values = self.sampled.tolist(), self.top_token_ids.tolist(), self.top_logprobs.tolist()
+        rows = zip(self.num_top, sampled, ids, values, strict=True)
+        return [None if k is None else TokenLogprobs(one, i[:k], v[:k]) for k, one, i, v in rows]
+
+
+class RowSampler:
+    """The sampling parameters of all rows."""
+
+    def __init__(self, max_num_seqs: int, eos_token_ids: tuple[int, ...], batch: Batch) -> None:
+        """Read earlier tokens from ``batch`` where a penalty needs them."""
+        self._rows: list[NewRow | None] = [None] * max_num_seqs
+        self._eos_token_ids = eos_token_ids
+        self._batch = batch
+
+    def enter(self, new_rows: Sequence[NewRow]) -> None:
+        """Take in the parameters of new rows."""
+        for new in new_rows:
+            self._rows[new.row] = new
+
+    def sampled_row(self, row: int, position: int) -> SampledRow:
+        """Describe the sampling of ``row``'s token at ``position``."""
+        new = self._rows[row]
+        assert new is not None, f"row {row} samples but never entered the batch"
+        return SampledRow(row, position, new.params, new.num_prompt_tokens)
+
+    def sample(self, logits: Tensor, rows: list[SampledRow]) -> tuple[Tensor, SampledLogprobs | None]:
+        """Return one token id a row [num_rows] int64, and log-probabilities if any row wants them.
+
+        ``logits`` are float32 [num_rows, vocab]. Log-probabilities are of the model's own distribution, before
+        penalties and bias.
+        """
+        adjusted = self._adjust(logits, rows)
+        params = [row.params for row in rows]
+        if all(p.temperature == 0 for p in params):
+            token_ids = adjusted.argmax(-1)
+        else:
+            token_ids = sample(
+                adjusted,
+                self._floats([p.temperature for p in params]),
+                self._uniforms(rows),
+                self._integers([p.top_k for p in params]) if any(p.top_k > 0 for p in params) else None,
+                self._floats([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,
+                self._floats([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
+                max_top_k=max(p.top_k for p in params),
+            )
+        num_top = [p.num_logprobs for p in params]
+        if all(k is None for k in num_top):
+            return token_ids, None
+        widest = min(max(k or 0 for k in num_top), logits.shape[1])
+        return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest))
+
+    def _adjust(self, logits: Tensor, rows: list[SampledRow]) -> Tensor:
+        """Apply penalties, biases and forbidden tokens to a copy, if there are any."""
+        adjusted = logits
+        penalized = [index for index, row in enumerate(rows) if row.params.has_penalties]
+        if penalized:
+            adjusted = logits.clone()
+            index = self._integers(penalized)
+            adjusted[index] = self._penalize(logits[index], [rows[i] for i in penalized])
+        bias = [
+            (index, token_id, value)
+            for index, row in enumerate(rows)
+            for token_id, value in row.params.logit_bias.items()
+        ]
+        forbidden = [
+            (index, token_id, float("-inf"))
+            for index, row in enumerate(rows)
+            if row.position - row.num_prompt_tokens < row.params.min_tokens
+            for token_id in self._ending_tokens(row.params)
+        ]
+        if bias or forbidden:
+            adjusted = logits.clone() if adjusted is logits else adjusted
+            row_ids, token_ids, values = zip(*bias, *forbidden, strict=True)
+            place = (self._integers(row_ids), self._integers(token_ids))
+            adjusted.index_put_(place, self._floats(values), accumulate=True)
+        return adjusted
+
+    def _penalize(self, logits: Tensor, rows: list[SampledRow]) -> Tensor:
+        longest = max(row.position for row in rows)
+        params = [row.params for row in rows]
+        return apply_penalties(
+            logits,
+            self._batch.token_ids[self._integers([row.row for row in rows]), :longest],
+            self._integers([row.num_prompt_tokens for row in rows]),
+            self._integers([row.position for row in rows]),
+            self._floats([p.repetition_penalty for p in params]),
+            self._floats([p.presence_penalty for p in params]),
+            self._floats([p.frequency_penalty for p in params]),
+        )
+
+    def _ending_tokens(self, params: ChoiceParams) -> tuple[int, ...]:
+        """Tokens that would end the request; none twice, since their biases add up."""
+        eos = () if params.ignore_eos else self._eos_token_ids
+        return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+
+    def _uniforms(self, rows: list[SampledRow]) -> Tensor:
+        # Seeds are taken modulo 2^64, as two's complement.
+        seeds = [((row.params.seed + 2**63) % 2**64) - 2**63 for row in rows]
+        choices = [row.params.choice_index for row in rows]
+        return uniforms(
+            self._integers(seeds), self._integers(choices), self._integers([row.position for row in rows])
+        )
+
+    def _integers(self, values: Sequence[int]) -> Tensor:
+        return self._to_device(torch.tensor(values, dtype=torch.int64))
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return self._to_device(torch.tensor(values, dtype=torch.float32))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        device = self._batch.device
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

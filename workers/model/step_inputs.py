@@ -1,0 +1,38 @@
+"""One step's tensors: what the layers need to know besides weights and hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A plan on the device. Tokens of decoding rows come first, one each, then those of the prefill rows."""
+
+    token_ids: Tensor
+    """[num_padded_tokens] int64; padding holds 0."""
+    positions: Tensor
+    """[num_tokens] int64."""
+    slots: Tensor
+    """[num_tokens] int64: where each token's key and value go."""
+    num_decodes: int
+    decode_block_tables: Tensor
+    """[num_decodes, blocks] int32."""
+    decode_context_lens: Tensor
+    """[num_decodes] int32, this step's token included."""
+    max_decode_context_len: int
+    prefill_block_tables: Tensor
+    """[num_prefills, blocks] int32."""
+    prefill_query_starts: Tensor
+    """[num_prefills + 1] int32, counted from the first prefill token."""
+    prefill_context_lens: Tensor
+    """[num_prefills] int32, this step's tokens included."""
+    sample_tokens: Tensor
+    """[num_samples] int64: which tokens' hidden states give logits."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed, without padding."""
+        return self.positions.shape[0]
