@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from workers.model.rank import RankConfig
 
 from cluster.rank_actor import RankActor
+from workers.model.rank_config import RankConfig
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class RankGroup:
     def kill(self) -> None:
         """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send."""
         for pid in self._pids:
-            _kill_local(pid)
+            _kill_process(pid)
         for actor in self._actors:
             try:
                 ray.kill(actor)
@@ -88,7 +88,8 @@ async def _as_coroutine(call: ray.ObjectRef[None]) -> None:
     await call
 
 
-def _kill_local(pid: int) -> None:
+def _kill_process(pid: int) -> None:
+    """SIGKILL a process of this host; of no effect if it has ended, or runs on another host."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Where the ranks of a replica go: bundles of its placement group, and what to say when none can hold them."""
+"""Where the ranks of a replica go: bundles of its placement group, or what the cluster lacks for them."""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import socket
-from datetime import timedelta
+from dataclasses import replace
 
 import ray
-from workers.model.rank import Rank, RankConfig
 
-_RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
+from workers.channel.serve import serve_steps
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -42,17 +43,7 @@ class RankActor:
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
         """
-        if rendezvous is not None:
-            import torch.distributed as dist
-
-            dist.init_process_group(
-                "nccl" if self._config.device == "cuda" else "gloo",
-                init_method=rendezvous,
-                rank=self._config.tp_rank,
-                world_size=self._config.tp_size,
-                timeout=_RENDEZVOUS_TIMEOUT,
-            )
-        self._rank = Rank(self._config)
+        self._rank = Rank(replace(self._config, rendezvous=rendezvous))
         self._rank.load()
         return self._rank.max_num_blocks()
 
@@ -64,7 +55,5 @@ class RankActor:
 
     def serve_steps(self, endpoint: str) -> None:
         """Run plans from the step channel until the brain closes it. Returns only then."""
-        from workers.channel import serve_steps
-
         assert self._rank is not None, "load comes first"
         serve_steps(self._rank, endpoint, self._config.tp_rank)

@@ -12,19 +12,18 @@ import logging
 import os
 import time
 
-from workers.brain_client import BrainClient, BrainConfig
-from workers.model.rank import RankConfig
-
 from cluster.config import ReplicaConfig
 from cluster.group import RankGroup, host_address
 from cluster.progress import ProgressMonitor
 from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
-from workers.brain_messages import CacheSnapshot, Failed, Pong, StepUpdate
-from workers.checkpoint.model_config import ModelConfig, load_model_config
+from workers.brain_client import BrainClient
+from workers.brain_messages import BrainConfig, CacheSnapshot, Failed, Pong, StepUpdate
+from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.block_hash import make_root
 from workers.engine.config import EngineConfig
+from workers.model.rank_config import RankConfig
 
 logger = logging.getLogger("ray.serve")
 
@@ -67,14 +66,15 @@ class Replica:
     async def _load_ranks(self) -> EngineConfig:
         config = self._config
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
-        model = await asyncio.to_thread(load_model_config, files)
-        rank_config = _rank_config(config, files, model)
+        model = await asyncio.to_thread(read_model_config, files)
+        rank_config = _rank_config(config, files)
         self._group = RankGroup(rank_config, config.tensor_parallel_size, config.device == "cuda")
         num_blocks = await self._group.load(host_address(config.host))
         if config.num_blocks is not None:
             num_blocks = min(num_blocks, config.num_blocks)
         await self._group.allocate(num_blocks)
-        max_model_len = min(rank_config.max_model_len, num_blocks * config.block_size)
+        wanted_len = config.max_model_len or model.max_position_embeddings
+        max_model_len = min(wanted_len, num_blocks * config.block_size)
         return EngineConfig(
             max_model_len=max_model_len,
             num_blocks=num_blocks,
@@ -87,10 +87,12 @@ class Replica:
         )
 
     async def _start_brain(self, engine_config: EngineConfig) -> None:
-        num_ranks = 0 if self._config.scripted else self._config.tensor_parallel_size
+        config = self._config
         self._brain = BrainClient(
             BrainConfig(
-                engine=engine_config, num_ranks=num_ranks, scripted_step_s=self._config.scripted_step_s
+                engine=engine_config,
+                num_ranks=0 if config.scripted else config.tensor_parallel_size,
+                scripted_step_s=config.scripted_step_s,
             )
         )
         endpoint = await self._brain.start()
@@ -144,7 +146,7 @@ class Replica:
         return {"queued_work_s": load.cost.prefill_s(load.num_queued_tokens), "kv_used": used}
 
     async def __del__(self) -> None:
-        """Drain, then end ranks and brain. Serve calls this once it has taken the replica from the routers."""
+        """Drain, then end ranks and brain. Serve calls this after it has told the routers."""
         if self._is_ending or not hasattr(self, "_server"):
             return
         self._is_ending = True
@@ -197,8 +199,7 @@ class Replica:
             self._group.kill()
 
 
-def _rank_config(config: ReplicaConfig, files: ModelFiles, model: ModelConfig) -> RankConfig:
-    max_model_len = config.max_model_len or model.max_position_embeddings
+def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
     return RankConfig(
         files=files,
         load_format=config.load_format,
@@ -206,8 +207,10 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles, model: ModelConfig) -
         device=config.device,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_bytes=config.kv_cache_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         num_threads=config.num_threads,
         seed=config.seed,
     )

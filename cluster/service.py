@@ -209,7 +209,8 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         """Tell the ingresses, finish what is here, then end the streams.
 
         Returns:
-            True if all requests ended by themselves. Those cut off go on elsewhere from their ingress's journal.
+            True if all requests ended by themselves. Those cut off go on elsewhere, from their
+            ingress's journal.
         """
         self._draining = pb.Draining(deadline_s=timeout_s)
         for stream in self._streams.values():

@@ -83,6 +83,20 @@ class ServeSettings(BaseSettings):
             offline=self.offline or os.environ.get("HF_HUB_OFFLINE") == "1",
         )
 
+    @property
+    def device_name(self) -> str:
+        """ "auto" resolved: a GPU where there is one."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """``kv_cache_gib`` in bytes."""
+        return int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None
+
     def replica_config(self, model_path: str, name: str) -> ReplicaConfig:
         """What each replica of a model found at ``model_path`` and called ``name`` needs."""
         return ReplicaConfig(
@@ -96,11 +110,11 @@ class ServeSettings(BaseSettings):
             block_size=self.block_size,
             enable_prefix_caching=self.enable_prefix_caching,
             num_blocks=self.num_gpu_blocks_override,
-            kv_cache_bytes=int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None,
+            kv_cache_bytes=self.kv_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             load_format=self.load_format,
             dtype=self.dtype,
-            device=self.device,
+            device=self.device_name,
             seed=self.seed,
             num_threads=self.cpu_threads or self._thread_share,
             host=self.host,

@@ -86,7 +86,7 @@ class LLM:
         files = resolve_model(settings.model, settings.source)
         model_config = read_model_config(files)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer(load_vocabulary(files))
-        self._executor, num_blocks = start_executor(settings, files, model_config)
+        self._executor, num_blocks = start_executor(settings, files)
         self.max_model_len = min(
             settings.max_model_len or model_config.max_position_embeddings, num_blocks * settings.block_size
         )

@@ -1,0 +1,120 @@
+"""Ranks for offline use: in this process where there is one, else a process for each, without Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import tempfile
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from deploy.settings import ServeSettings
+from workers.channel.executor import ChannelExecutor
+from workers.channel.link import new_endpoint
+from workers.channel.serve import serve_steps
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import ShoalError
+from workers.engine.plan import Executor
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
+
+_START_TIMEOUT_S = 600.0
+
+
+def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor, int]:
+    """Load the model on its ranks.
+
+    Returns:
+        The executor and the KV blocks that each rank has.
+
+    Raises:
+        ShoalError: a rank could not start.
+    """
+    config = RankConfig(
+        files=files,
+        load_format=settings.load_format,
+        dtype=settings.dtype,
+        device=settings.device_name,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        num_threads=settings.cpu_threads or max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size),
+        seed=settings.seed,
+    )
+    if settings.tensor_parallel_size > 1:
+        return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)
+    rank = Rank(config)
+    rank.load()
+    num_blocks = _wanted(rank.max_num_blocks(), settings.num_gpu_blocks_override)
+    rank.allocate(num_blocks)
+    rank.warm_up()
+    return rank, num_blocks
+
+
+def _wanted(most: int, override: int | None) -> int:
+    return most if override is None else min(most, override)
+
+
+def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -> tuple[Executor, int]:
+    """Start the ranks, agree on the number of blocks, connect the step channel."""
+    context = multiprocessing.get_context("spawn")
+    endpoint = new_endpoint(tempfile.mkdtemp(prefix="shoal-steps-"))
+    config = replace(config, tp_size=num_ranks, rendezvous=_free_address())
+    pipes: list[Connection] = []
+    processes: list[BaseProcess] = []
+    executor = ChannelExecutor(endpoint, num_ranks)
+    try:
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_run_rank, args=(replace(config, tp_rank=rank), theirs, endpoint), daemon=True
+            )
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        num_blocks = _wanted(min(_receive(pipe) for pipe in pipes), override)
+        for pipe in pipes:
+            pipe.send(num_blocks)
+        executor.wait_for_ranks(_START_TIMEOUT_S)
+    except BaseException:
+        executor.close()
+        for process in processes:
+            process.kill()
+        raise
+    return executor, num_blocks
+
+
+def _receive(pipe: Connection) -> int:
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        raise ShoalError("a rank ended while loading; its own message stands above") from None
+    if isinstance(answer, str):
+        raise ShoalError(f"a rank could not load the model: {answer}")
+    return int(answer)
+
+
+def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
+    """Body of a rank's process; it ends with the channel, or when its parent is gone."""
+    try:
+        rank = Rank(config)
+        rank.load()
+        pipe.send(rank.max_num_blocks())
+    except Exception as error:  # noqa: BLE001 - the parent raises it anew
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    rank.allocate(pipe.recv())
+    rank.warm_up()
+    serve_steps(rank, endpoint, config.tp_rank)
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
