@@ -1,0 +1,89 @@
+"""The ingress as an ASGI application: routes, error handlers, lifespan."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from router.edge import EdgeMiddleware
+from router.ingress import Ingress
+from router.membership import Membership
+from router.openai import errors
+from router.openai.body import read_body
+from router.openai.chat import answer_chat
+from router.openai.completions import answer_completion
+from router.openai.health import health
+from router.openai.metrics import Metrics
+from router.openai.models import model_list, model_object
+from router.openai.schema import ChatBody, CompletionBody
+from workers.engine.errors import ShoalError
+
+
+def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI:
+    """The OpenAI HTTP API in front of ``ingress``.
+
+    With a membership the application's lifespan starts and stops the ingress; without, whoever made it does.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if membership is not None:
+            await ingress.start(membership)
+        try:
+            yield
+        finally:
+            if membership is not None:
+                await ingress.stop()
+
+    app = FastAPI(title="Shoal", version="1", lifespan=lifespan, redirect_slashes=False)
+    metrics = Metrics(ingress, time.perf_counter)
+    started = int(time.time())
+    max_body_bytes = ingress.limits.max_body_bytes
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody, max_body_bytes)
+        return await answer_chat(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody, max_body_bytes)
+        return await answer_completion(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        return errors.json_response(model_list(ingress, started))
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> Response:
+        return errors.json_response(model_object(ingress.model(model_id), model_id, started))
+
+    @app.get("/health")
+    async def get_health() -> Response:
+        status, body = health(ingress)
+        return errors.json_response(body, status)
+
+    @app.get("/health/live")
+    async def get_live() -> Response:
+        return errors.json_response({"status": "live"})
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(ShoalError, errors.answer_shoal_error)
+    app.add_exception_handler(HTTPException, errors.answer_http_error)
+    app.add_exception_handler(Exception, errors.answer_internal_error)
+    app.add_middleware(EdgeMiddleware, count=lambda route, status: _count(metrics, route, status))
+    return app
+
+
+def _count(metrics: Metrics, route: str, status: int) -> None:
+    metrics.http_requests.labels(route, str(status)).inc()

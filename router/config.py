@@ -1,0 +1,74 @@
+"""Everything an ingress is told: models, limits, time-outs. Frozen, and picklable by value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.checkpoint.source import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModelConfig:
+    """One model that clients can name."""
+
+    files: ModelFiles
+    """Where its tokenizer and chat template are read from."""
+    max_model_len: int
+    """Most tokens of a prompt and its output together."""
+    names: tuple[str, ...] = ()
+    """What clients may call it, the reported name first; empty means ``files.name``."""
+    group: str = ""
+    """The membership group whose replicas serve it."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names, the reported one first; never empty."""
+        return self.names or (self.files.name,)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one caller may ask for at most."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_choices: int = 128
+    """Of one HTTP request: prompts times ``n``. OpenAI's own limit on ``n`` is 128."""
+    max_logprobs: int = 20
+    """OpenAI's limit on ``top_logprobs``."""
+    max_stop_strings: int = 64
+    max_stop_chars: int = 1024
+    """Characters of one stop string: as many may be held back while streaming."""
+    max_unread_outputs: int = 4096
+    """Engine outputs that wait for a slow reader of one HTTP request; beyond, it is cancelled."""
+    max_waiting_per_replica: int = 1024
+    """Requests queued at a replica from which on it gets no more; all there: 429."""
+    max_lost_replicas: int = 3
+    """A request that has lost this many replicas is given up: it may be what kills them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the ingress waits, in seconds."""
+
+    replica_wait_s: float = 30.0
+    """For any replica to be there, before a request is answered with 503."""
+    stall_s: float = 30.0
+    """Without a step while a replica has work of ours, until it counts as lost."""
+    connect_s: float = 5.0
+    """For a replica's Hello after a connection attempt."""
+    reconnect_first_s: float = 0.05
+    """Pause after the first failed attempt; doubles with each further one."""
+    reconnect_most_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class IngressConfig:
+    """Settings of one ingress process."""
+
+    models: tuple[ServedModelConfig, ...]
+    policy: str = "prefix"
+    """One of ``router.placement.policy.POLICIES``."""
+    limits: Limits = field(default_factory=Limits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    max_index_hashes: int = 8_000_000
+    """Block hashes that the prefix index of one model may hold over all replicas (about 130 bytes each)."""

@@ -1,0 +1,151 @@
+"""What one ingress process owns: its models' tokenizers, and their replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from router.config import IngressConfig, Limits, ServedModelConfig
+from router.generation import Generation, TextParams
+from router.journal import Prompt
+from router.membership import Membership
+from router.placement.policy import POLICIES
+from router.placement.prefix_index import PrefixIndex
+from router.replica_set import ReplicaSet
+from router.text.chat_template import Message
+from router.text.tokenizer import Tokenizer
+from router.text.vocabulary import load_vocabulary
+from workers.engine.errors import PromptTooLong, UnknownModel
+from workers.engine.request import ChoiceParams
+
+LONG_PROMPT_CHARS = 8192
+"""From here on a prompt is tokenized in a thread: about 2 ms of work, which other streams would feel."""
+
+
+class ServedModel:
+    """One model: its text side, and the replicas that run it."""
+
+    def __init__(self, config: ServedModelConfig, tokenizer: Tokenizer, replicas: ReplicaSet) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.replicas = replicas
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        return self.config.served_names[0]
+
+    async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
+        """Tokenize a conversation by the model's template."""
+        num_chars = sum(len(str(message.get("content", ""))) for message in messages)
+        if num_chars < LONG_PROMPT_CHARS:
+            return self._checked(Prompt(self.tokenizer.encode_chat(messages)))
+        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages))
+
+    async def prompt_of_text(self, text: str) -> Prompt:
+        """Tokenize a prompt that is text."""
+        if len(text) < LONG_PROMPT_CHARS:
+            return self._checked(Prompt(self.tokenizer.encode(text)))
+        return self._checked(await asyncio.to_thread(self._tokenize_text, text))
+
+    def prompt_of_ids(self, token_ids: list[int]) -> Prompt:
+        """Take a prompt that is tokens."""
+        return self._checked(Prompt(token_ids))
+
+    def _tokenize_chat(self, messages: Sequence[Message]) -> Prompt:
+        return self._hashed(Prompt(self.tokenizer.encode_chat(messages)))
+
+    def _tokenize_text(self, text: str) -> Prompt:
+        return self._hashed(Prompt(self.tokenizer.encode(text)))
+
+    def _hashed(self, prompt: Prompt) -> Prompt:
+        """Hash while off the event loop, for the kinds of replicas that are there now."""
+        if len(prompt) < self.config.max_model_len:
+            for shape in self.replicas.shapes():
+                prompt.hashes(shape)
+        return prompt
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        if len(prompt) >= self.config.max_model_len:
+            raise PromptTooLong(
+                f"prompt has {len(prompt)} tokens, this model takes {self.config.max_model_len} "
+                "with its output: shorten the prompt"
+            )
+        return prompt
+
+
+class Ingress:
+    """Owner of everything behind the HTTP API; construct anywhere, ``start`` on the event loop.
+
+    ``rng`` draws seeds for requests that bring none.
+    """
+
+    def __init__(self, config: IngressConfig, rng: random.Random | None = None) -> None:
+        self.config = config
+        self.models: list[ServedModel] = []
+        self._rng = rng or random.SystemRandom()
+
+    @property
+    def limits(self) -> Limits:
+        """What one caller may ask for."""
+        return self.config.limits
+
+    async def start(self, membership: Membership) -> None:
+        """Read tokenizers (seconds, in a thread) and begin to connect to replicas.
+
+        Raises:
+            UnknownModel: a model's files hold no tokenizer that is understood; nothing was started.
+        """
+        vocabularies = await asyncio.gather(
+            *(asyncio.to_thread(load_vocabulary, model.files) for model in self.config.models)
+        )
+        for model, vocabulary in zip(self.config.models, vocabularies, strict=True):
+            replicas = ReplicaSet(
+                POLICIES[self.config.policy](),
+                PrefixIndex(self.config.max_index_hashes),
+                self.config.limits,
+                self.config.timeouts,
+            )
+            replicas.start(membership, model.group)
+            self.models.append(ServedModel(model, Tokenizer(vocabulary), replicas))
+
+    async def stop(self) -> None:
+        """End all streams. Safe to call twice."""
+        await asyncio.gather(*(model.replicas.stop() for model in self.models))
+
+    def model(self, name: str) -> ServedModel:
+        """The model that clients call ``name``.
+
+        Raises:
+            UnknownModel: it is not served here.
+        """
+        for model in self.models:
+            if name in model.config.served_names:
+                return model
+        served = ", ".join(model.name for model in self.models) or "none"
+        raise UnknownModel(f"model {name!r} is not served here (served: {served})", "model")
+
+    def draw_seed(self) -> int:
+        """A seed for a request that brings none."""
+        return self._rng.getrandbits(63)
+
+    def generation(
+        self,
+        model: ServedModel,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        params: Sequence[ChoiceParams],
+        text: TextParams,
+    ) -> Generation:
+        """A generation that has not started yet."""
+        return Generation(
+            request_id,
+            prompts,
+            params,
+            text,
+            model.tokenizer.table,
+            model.replicas,
+            self.limits.max_unread_outputs,
+            asyncio.get_running_loop().time(),
+        )

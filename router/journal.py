@@ -1,0 +1,97 @@
+"""What the ingress keeps of each engine request, so that another replica can go on with it.
+
+A request goes on as its prompt plus the output tokens so far, with the same seed and parameters: a token's
+random number depends on (seed, choice index, position) alone, so the rest is what it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.placement.replica_view import ReplicaShape
+from workers.engine.block_hash import hash_block, hash_blocks
+from workers.engine.request import ChoiceParams, EngineRequest
+
+
+class Prompt:
+    """Token ids of one prompt, shared by its choices; its blocks are hashed once for each kind of replica."""
+
+    __slots__ = ("_hashes", "token_ids")
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids = token_ids
+        self._hashes: dict[tuple[bytes, int], list[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def hashes(self, shape: ReplicaShape) -> list[bytes]:
+        """Chained hashes of the full blocks, as replicas of this shape register them."""
+        key = (shape.hash_root, shape.block_size)
+        found = self._hashes.get(key)
+        if found is None:
+            found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, shape.hash_root)
+        return found
+
+
+class Journal:
+    """The record of one engine request: all of its tokens, and where it has been."""
+
+    __slots__ = ("_attempt", "lost_on", "output_token_ids", "params", "prompt", "replica_id", "request_id")
+
+    def __init__(self, request_id: str, prompt: Prompt, params: ChoiceParams) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.output_token_ids: list[int] = []
+        self.replica_id = ""
+        """Where it is, or was last; empty before the first placement."""
+        self.lost_on: list[str] = []
+        """Replicas that were lost under it, in order."""
+        self._attempt = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known."""
+        return len(self.prompt) + len(self.output_token_ids)
+
+    @property
+    def engine_id(self) -> str:
+        """Its id at the replica it is on now: a new one for each attempt, so that nothing late is mistaken."""
+        return f"{self.request_id}.{self._attempt}" if self._attempt else self.request_id
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all tokens asked for are here, though the replica's last word may be missing."""
+        return len(self.output_token_ids) >= self.params.max_tokens
+
+    def note_lost(self) -> None:
+        """The replica it was on is gone: the next attempt has a new id."""
+        self.lost_on.append(self.replica_id)
+        self._attempt += 1
+
+    def hashes(self, shape: ReplicaShape) -> list[bytes]:
+        """Chained hashes of the full blocks of prompt and output so far."""
+        hashes = self.prompt.hashes(shape)
+        if not self.output_token_ids:
+            return hashes
+        size = shape.block_size
+        rest = [*self.prompt.token_ids[len(hashes) * size :], *self.output_token_ids]
+        longer = list(hashes)
+        parent = hashes[-1] if hashes else shape.hash_root
+        for start in range(0, len(rest) - size + 1, size):
+            parent = hash_block(parent, rest[start : start + size])
+            longer.append(parent)
+        return longer
+
+    def engine_request(self, shape: ReplicaShape, hashes: Sequence[bytes], arrival_s: float) -> EngineRequest:
+        """What to submit to a replica of this shape to begin, or to go on."""
+        return EngineRequest(
+            request_id=self.engine_id,
+            prompt_token_ids=self.prompt.token_ids,
+            params=self.params,
+            output_token_ids=list(self.output_token_ids),
+            block_hashes=list(hashes),
+            hash_root=shape.hash_root,
+            arrival_s=arrival_s,
+        )

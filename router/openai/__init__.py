@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: what strangers may say, and how they are answered."""

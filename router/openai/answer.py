@@ -1,0 +1,141 @@
+"""How a generation becomes an HTTP answer: streamed or whole, cancelled when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from router.generation import Delta, Generation
+from router.openai import sse
+from router.openai.errors import error_object, internal_error_object
+from router.openai.metrics import GenerationTimer
+from workers.engine.errors import ShoalError
+
+log = logging.getLogger(__name__)
+
+
+class Encoder(Protocol):
+    """One API's way to say what a generation yields."""
+
+    def begin(self) -> bytes:
+        """Events before the first token."""
+        ...
+
+    def chunk(self, delta: Delta) -> bytes:
+        """Events for one delta; may be empty."""
+        ...
+
+    def finish(self, generation: Generation) -> bytes:
+        """Events after the last token, without ``[DONE]``."""
+        ...
+
+    def collect(self, deltas: Iterable[Delta]) -> None:
+        """Take deltas of an answer that is not streamed."""
+        ...
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer that is not streamed, once all is collected."""
+        ...
+
+
+class GenerationResponse(Response):
+    """Runs a generation and answers with it.
+
+    Errors before the first byte are raised, for the application's error handlers; one that comes later is
+    an event of the stream, which then ends without ``[DONE]``.
+    """
+
+    def __init__(
+        self, generation: Generation, encoder: Encoder, timer: GenerationTimer, *, is_stream: bool
+    ) -> None:
+        super().__init__()
+        self._generation = generation
+        self._encoder = encoder
+        self._timer = timer
+        self._is_stream = is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; return early and quietly if the client disconnects."""
+        work = self._stream(send) if self._is_stream else self._whole(send)
+        await unless_disconnected(receive, work)
+
+    async def _whole(self, send: Send) -> None:
+        generation, encoder = self._generation, self._encoder
+        try:
+            await generation.start()
+            while not generation.is_finished:
+                deltas = await generation.next()
+                self._timer.first_token()
+                encoder.collect(deltas)
+            body = orjson.dumps(encoder.whole(generation))
+        finally:
+            generation.close()
+            self._timer.end(generation)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        generation, encoder = self._generation, self._encoder
+        has_begun = False
+        try:
+            await generation.start()
+            deltas = await generation.next()
+            self._timer.first_token()
+            await send({"type": "http.response.start", "status": 200, "headers": sse.STREAM_HEADERS})
+            has_begun = True
+            events = encoder.begin()
+            chunk = encoder.chunk
+            while True:
+                events += chunk(deltas[0]) if len(deltas) == 1 else b"".join(map(chunk, deltas))
+                if generation.is_finished:
+                    break
+                if events:
+                    await send(_part(events))
+                events = b""
+                deltas = await generation.next()
+            generation.close()
+            events += encoder.finish(generation) + sse.DONE
+            await send({"type": "http.response.body", "body": events})
+        except ShoalError as error:
+            if not has_begun:
+                raise
+            log.warning("%s: failed after its stream began: %s", generation.request_id, error)
+            await send({"type": "http.response.body", "body": sse.event(error_object(error)[1])})
+        except Exception:
+            if not has_begun:
+                raise
+            log.exception("%s: failed after its stream began", generation.request_id)
+            await send({"type": "http.response.body", "body": sse.event(internal_error_object())})
+        finally:
+            generation.close()
+            self._timer.end(generation)
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work``; cancel it as soon as the client is gone. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -1,0 +1,180 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from router.generation import Delta, Generation
+from router.ingress import Ingress, ServedModel
+from router.journal import Prompt
+from router.openai import sse
+from router.openai.answer import GenerationResponse
+from router.openai.logprobs import CompletionLogprobs, join_entries
+from router.openai.metrics import Metrics
+from router.openai.sampling import (
+    check_num_logprobs,
+    check_sampling,
+    check_token_ids,
+    choice_params,
+    resolve_max_tokens,
+    text_params,
+)
+from router.openai.schema import CompletionBody
+from router.openai.usage import usage_object
+from router.text.detokenizer import TokenTable
+from workers.engine.errors import InvalidRequest
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for completions."""
+
+
+async def answer_completion(
+    ingress: Ingress, metrics: Metrics, body: CompletionBody, request_id: str, created: int
+) -> GenerationResponse:
+    """Check a body against its model, tokenize it, and prepare the answer; nothing runs yet.
+
+    Raises:
+        UserError: the body asks for what this model cannot give.
+    """
+    model = ingress.model(body.model)
+    table = model.tokenizer.table
+    given = body.prompts
+    check_sampling(body, len(given), len(table), ingress.limits)
+    check_num_logprobs(body.logprobs or 0, "logprobs", ingress.limits)
+    _check_completion(body)
+    prompts = [await _prompt(model, prompt, len(table)) for prompt in given]
+    max_tokens = resolve_max_tokens(
+        body.max_tokens, "max_tokens", max(map(len, prompts)), model.config.max_model_len, DEFAULT_MAX_TOKENS
+    )
+    params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), len(table))
+    completion_id = f"cmpl-{request_id}"
+    generation = ingress.generation(model, completion_id, prompts, params, text_params(body))
+    if max_tokens == 0:
+        generation.end_at_once()
+    encoder = CompletionEncoder(
+        completion_id,
+        created,
+        body.model,
+        _echoes(model, prompts, given, bool(body.echo), len(params)),
+        body.logprobs,
+        table,
+        with_usage=body.wants_usage_chunk,
+    )
+    return GenerationResponse(generation, encoder, metrics.timer(model.name), is_stream=bool(body.stream))
+
+
+class CompletionEncoder:
+    """Says a generation as completions do. ``echoes`` is the text that stands before each choice's own."""
+
+    def __init__(
+        self,
+        completion_id: str,
+        created: int,
+        model: str,
+        echoes: Sequence[str],
+        num_logprobs: int | None,
+        table: TokenTable,
+        *,
+        with_usage: bool,
+    ) -> None:
+        self._envelope = {
+            "id": completion_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+        }
+        self._echoes = echoes
+        self._with_usage = with_usage
+        self._texts: list[list[str]] = [[echo] for echo in echoes]
+        self._logprobs = (
+            [CompletionLogprobs(num_logprobs, table, len(echo)) for echo in echoes]
+            if num_logprobs is not None
+            else None
+        )
+        self._entries: list[list[dict[str, list[Any]]]] = [[] for _ in echoes]
+        self._frame = sse.ChunkFrame(
+            self._envelope, len(echoes), opening=b'"text":', closing=b"", with_usage=with_usage
+        )
+
+    def begin(self) -> bytes:
+        """The prompts, where they are echoed."""
+        return b"".join(self._frame.text(i, echo) for i, echo in enumerate(self._echoes) if echo)
+
+    def chunk(self, delta: Delta) -> bytes:
+        """Text as it comes; the finish reason in a chunk of its own."""
+        index = delta.choice.index
+        if delta.logprobs is not None and self._logprobs is not None:
+            return self._frame.text_with_logprobs(
+                index, delta.text, self._logprobs[index].entry(delta, delta.logprobs)
+            )
+        events = self._frame.text(index, delta.text) if delta.text else b""
+        if delta.finish_reason is not None:
+            fields = {
+                "text": "",
+                "logprobs": None,
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.choice.stop_reason,
+            }
+            events += self._frame.other(index, fields)
+        return events
+
+    def finish(self, generation: Generation) -> bytes:
+        """Token counts, where asked for."""
+        if not self._with_usage:
+            return b""
+        return sse.event({**self._envelope, "choices": [], "usage": usage_object(generation)})
+
+    def collect(self, deltas: Iterable[Delta]) -> None:
+        """Gather text and log-probabilities by choice."""
+        for delta in deltas:
+            index = delta.choice.index
+            self._texts[index].append(delta.text)
+            if delta.logprobs is not None and self._logprobs is not None:
+                self._entries[index].append(self._logprobs[index].entry(delta, delta.logprobs))
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """A ``text_completion`` object."""
+        choices = [
+            {
+                "index": choice.index,
+                "text": "".join(self._texts[choice.index]),
+                "logprobs": None if self._logprobs is None else join_entries(self._entries[choice.index]),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            for choice in generation.choices
+        ]
+        return {**self._envelope, "choices": choices, "usage": usage_object(generation)}
+
+
+def _check_completion(body: CompletionBody) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest(f"best_of: {body.best_of} is not supported unless it equals n", "best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens: must be at least 1 unless the prompt is echoed", "max_tokens")
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("logprobs: not supported for echoed prompts", "logprobs")
+
+
+async def _prompt(model: ServedModel, prompt: str | list[int], vocab_size: int) -> Prompt:
+    if isinstance(prompt, list):
+        check_token_ids(prompt, vocab_size, "prompt")
+        return model.prompt_of_ids(prompt)
+    found = await model.prompt_of_text(prompt)
+    if not len(found):
+        raise InvalidRequest("prompt: is empty, it needs at least one token", "prompt")
+    return found
+
+
+def _echoes(
+    model: ServedModel, prompts: Sequence[Prompt], given: Sequence[str | list[int]], echo: bool, n: int
+) -> list[str]:
+    """What each choice's text begins with: its prompt, or nothing."""
+    if not echo:
+        return [""] * (len(prompts) * n)
+    texts = [
+        text if isinstance(text, str) else model.tokenizer.decode(prompt.token_ids)
+        for text, prompt in zip(given, prompts, strict=True)
+    ]
+    return [text for text in texts for _ in range(n)]

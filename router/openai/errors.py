@@ -1,0 +1,126 @@
+"""Errors as OpenAI's error objects: one table decides status, type and code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from workers.engine.errors import (
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    ReplicaLost,
+    ShoalError,
+    UnknownModel,
+    UserError,
+)
+
+
+class _Row(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+_TABLE: Mapping[type[ShoalError], _Row] = {
+    PromptTooLong: _Row(400, "invalid_request_error", "context_length_exceeded"),
+    UnknownModel: _Row(404, "invalid_request_error", "model_not_found"),
+    InvalidRequest: _Row(400, "invalid_request_error", None),
+    UserError: _Row(400, "invalid_request_error", None),
+    Overloaded: _Row(429, "rate_limit_error", "overloaded"),
+    ReplicaLost: _Row(503, "server_error", "no_replica"),
+    ShoalError: _Row(500, "server_error", None),
+}
+
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+
+
+class BodyTooLarge(HTTPException):
+    """The body is longer than the limit; it was not read to its end."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            413,
+            f"the body is longer than {limit_bytes} bytes, the limit here: send less",
+            {"connection": "close"},
+        )
+
+
+def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error that Shoal raised on purpose."""
+    row = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
+    param = error.param if isinstance(error, UserError) else None
+    return row.status, _body(str(error), row.type, param, row.code)
+
+
+def internal_error_object() -> dict[str, Any]:
+    """Body of an error that nobody foresaw; details are in the log only."""
+    return _body("internal error", "server_error", None, None)
+
+
+def invalid_body(error: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong with a body, in words, with the field at fault."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _param(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(f"{param}: this field is not supported", param)
+    if param is None:
+        return InvalidRequest(f"the body must be a JSON object: {message}")
+    return InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}", param)
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+async def answer_shoal_error(request: Request, error: Exception) -> Response:
+    """Answer for anything Shoal raised before the response began."""
+    assert isinstance(error, ShoalError)
+    status, body = error_object(error)
+    headers = (
+        {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else None
+    )
+    return json_response(body, status, headers)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer for unknown routes and methods, and bodies too large."""
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == 404:
+        message = f"unknown URL {request.url.path}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}"
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    body = _body(message, kind, None, _HTTP_CODES.get(error.status_code))
+    return json_response(body, error.status_code, error.headers)
+
+
+async def answer_internal_error(request: Request, error: Exception) -> Response:
+    """Answer for a bug; the server logs the traceback."""
+    return json_response(internal_error_object(), 500)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _param(loc: Sequence[int | str]) -> str | None:
+    """``messages[0].role`` for ("messages", 0, "role"); names of forms ("<one>") are left out."""
+    param = ""
+    for part in loc:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif not part.startswith("<"):
+            param += f".{part}" if param else part
+    return param or None

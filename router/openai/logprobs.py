@@ -1,0 +1,67 @@
+"""Log-probabilities in the two shapes of OpenAI's APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.proto import shoal_pb2 as pb
+from router.generation import Delta
+from router.text.detokenizer import TokenTable
+
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot say (as in vLLM)."""
+
+
+def chat_logprobs(
+    delta: Delta, logprobs: pb.TokenLogprobs, num_top: int, table: TokenTable
+) -> dict[str, Any]:
+    """One entry of a chat choice's ``logprobs.content``."""
+    assert delta.token_id is not None, "log-probabilities belong to a token"
+    top = zip(logprobs.top_token_ids[:num_top], logprobs.top_logprobs[:num_top], strict=True)
+    return {
+        **_chat_token(delta.token_id, logprobs.sampled, table),
+        "top_logprobs": [_chat_token(token_id, value, table) for token_id, value in top],
+    }
+
+
+class CompletionLogprobs:
+    """Builds a completion choice's ``logprobs``, whose offsets count characters of its text."""
+
+    def __init__(self, num_top: int, table: TokenTable, first_offset: int) -> None:
+        self._num_top = num_top
+        self._table = table
+        self._offset = first_offset
+
+    def entry(self, delta: Delta, logprobs: pb.TokenLogprobs) -> dict[str, list[Any]]:
+        """The four lists, of one token."""
+        assert delta.token_id is not None, "log-probabilities belong to a token"
+        offset = self._offset
+        self._offset += len(delta.text)
+        top = zip(
+            logprobs.top_token_ids[: self._num_top], logprobs.top_logprobs[: self._num_top], strict=True
+        )
+        return {
+            "tokens": [_spelling(delta.token_id, self._table)],
+            "token_logprobs": [_finite(logprobs.sampled)],
+            "top_logprobs": [{_spelling(i, self._table): _finite(value) for i, value in top}],
+            "text_offset": [offset],
+        }
+
+
+def join_entries(entries: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """The four lists, of all tokens."""
+    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {key: [value for entry in entries for value in entry[key]] for key in keys}
+
+
+def _chat_token(token_id: int, logprob: float, table: TokenTable) -> dict[str, Any]:
+    data = table.bytes_of(token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _spelling(token_id: int, table: TokenTable) -> str:
+    return table.bytes_of(token_id).decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST)

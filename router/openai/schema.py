@@ -1,0 +1,199 @@
+"""What clients may send, as pydantic models: strict, unknown fields refused, null the same as absent.
+
+Accepted without effect: the fields of ``WithoutEffect``. Refused with a clear answer: everything that is
+not written here, and what ``must_be_unset`` names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+
+_MAX_SEED = 2**64 - 1
+
+Unset = Annotated[Any, Field(default=None, json_schema_extra={"description": "Not supported yet."})]
+
+
+def _kind(value: object) -> str:
+    """Which form of a field is meant, so that an error speaks of that form alone."""
+    if not isinstance(value, list):
+        return "<one>"
+    if not value:
+        return "<many>"
+    if isinstance(value[0], bool):
+        return "<many>"
+    if isinstance(value[0], int):
+        return "<ids>"
+    return "<id lists>" if isinstance(value[0], list) else "<many>"
+
+
+def _one_or_many(value: object) -> str:
+    return "<many>" if isinstance(value, list) else "<one>"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class WithoutEffect(_Strict):
+    """Fields of OpenAI's API that change nothing here and are accepted for compatibility."""
+
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class StreamOptions(_Strict):
+    """What a stream holds besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted without effect."""
+
+
+class SamplingBody(WithoutEffect):
+    """Fields that both APIs share; those after ``stop`` are vLLM's additions to OpenAI's."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=4096)
+    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
+    max_tokens: int | None = Field(None, ge=0)
+    stop: (
+        Annotated[
+            Annotated[str, Tag("<one>")] | Annotated[list[str], Tag("<many>")], Discriminator(_one_or_many)
+        ]
+        | None
+    ) = None
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    min_tokens: int | None = Field(None, ge=0)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """``stop`` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """True if a stream ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class TextPart(_Strict):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<many>")], Discriminator(_one_or_many)
+    ]
+    name: str | None = None
+    refusal: Unset
+    annotations: Unset
+    audio: Unset
+    function_call: Unset
+    tool_calls: Unset
+
+    @field_validator("refusal", "annotations", "audio", "function_call", "tool_calls")
+    @classmethod
+    def must_be_unset(cls, value: Any) -> Any:
+        """Null or empty, as the official client gives back an answer; anything else has no meaning here."""
+        if value:
+            raise ValueError("is not supported")
+        return None
+
+    @property
+    def text(self) -> str:
+        """Content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ResponseFormat(_Strict):
+    """The form of the answer; only plain text so far."""
+
+    type: Literal["text"]
+
+
+class ChatBody(SamplingBody):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    tools: Unset
+    tool_choice: Literal["none", "auto"] | None = None
+
+    @field_validator("tools")
+    @classmethod
+    def must_be_unset(cls, value: Any) -> Any:
+        """Null or empty: tools are refused rather than dropped."""
+        if value:
+            raise ValueError("is not supported")
+        return None
+
+    @field_validator("max_tokens")
+    @classmethod
+    def at_least_one_token(cls, value: int | None) -> int | None:
+        """A chat answer has a token at least."""
+        if value == 0:
+            raise ValueError("must be at least 1")
+        return value
+
+
+class CompletionBody(SamplingBody):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("<one>")]
+        | Annotated[list[str], Field(min_length=1), Tag("<many>")]
+        | Annotated[list[int], Tag("<ids>")]
+        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Tag("<id lists>")],
+        Discriminator(_kind),
+    ]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0)
+    best_of: int | None = Field(None, ge=1)
+    suffix: Unset
+
+    @field_validator("suffix")
+    @classmethod
+    def must_be_unset(cls, value: Any) -> Any:
+        """Null or empty."""
+        if value:
+            raise ValueError("is not supported")
+        return None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """All prompts, each text or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]  # type: ignore[list-item]
+        return list(prompt)  # type: ignore[arg-type]

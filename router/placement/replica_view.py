@@ -1,0 +1,143 @@
+"""What the router believes about one replica: its last reported load and this router's own bookings.
+
+Pure state; whoever owns the stream tells it what arrived. A booking stands for a request that was sent but
+is not in the reported load yet, so that a burst of requests sees itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workers.engine.cost_model import CostModel
+
+STEPS_TO_SETTLE = 2
+"""Step messages after which a request shows in the load: one may have been under way when it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShape:
+    """What a replica says of itself when a stream opens; fixed until the stream ends."""
+
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    num_blocks: int = 0
+    max_model_len: int = 0
+    hash_root: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """How busy a replica is, as of its last step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+    num_context_tokens: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    kv_waste: float = 0.0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    cost: CostModel = field(default_factory=CostModel)
+
+
+@dataclass(slots=True)
+class _Booking:
+    num_uncached_tokens: int
+    hashes: Sequence[bytes]
+    steps_left: int = STEPS_TO_SETTLE
+
+
+class ReplicaView:
+    """Load and bookings of one replica. A booking is reserved when a replica is chosen, not when it answers."""
+
+    def __init__(self, replica_id: str, shape: ReplicaShape) -> None:
+        self.replica_id = replica_id
+        self.shape = shape
+        self.load = ReplicaLoad()
+        self.is_open = True
+        """False: no new placements (it drains, is lost, or has left)."""
+        self._bookings: dict[str, _Booking] = {}
+        self._booked_tokens = 0
+        self._booked_hashes: Counter[bytes] = Counter()
+
+    @property
+    def num_booked(self) -> int:
+        """Requests sent that the load does not show yet."""
+        return len(self._bookings)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Uncached prompt tokens that are ahead of a new request: reported and booked."""
+        return self.load.num_queued_tokens + self._booked_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """Requests that run or wait there, own bookings included."""
+        return self.load.num_running + self.load.num_waiting + len(self._bookings)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait there, own bookings included."""
+        return self.load.num_waiting + len(self._bookings)
+
+    def num_booked_blocks(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of the chain that a booked request is about to bring there."""
+        booked = self._booked_hashes
+        if not booked:
+            return 0
+        count = 0
+        for block_hash in hashes:
+            if block_hash not in booked:
+                break
+            count += 1
+        return count
+
+    def book(self, request_id: str, num_uncached_tokens: int, hashes: Sequence[bytes]) -> None:
+        """Reserve: count a request that is being sent."""
+        self.settle(request_id)
+        self._bookings[request_id] = _Booking(num_uncached_tokens, hashes)
+        self._booked_tokens += num_uncached_tokens
+        self._booked_hashes.update(hashes)
+
+    def settle(self, request_id: str) -> None:
+        """Drop a booking: the replica's own figures show it now, or it is gone. Unknown ids are ignored."""
+        booking = self._bookings.pop(request_id, None)
+        if booking is None:
+            return
+        self._booked_tokens -= booking.num_uncached_tokens
+        counts = self._booked_hashes
+        for block_hash in booking.hashes:
+            if counts[block_hash] <= 1:
+                del counts[block_hash]
+            else:
+                counts[block_hash] -= 1
+
+    def apply_load(self, load: ReplicaLoad) -> None:
+        """Take a step's load; bookings that it must show by now are dropped."""
+        self.load = load
+        if self._bookings:
+            settled = []
+            for request_id, booking in self._bookings.items():
+                booking.steps_left -= 1
+                if booking.steps_left <= 0:
+                    settled.append(request_id)
+            for request_id in settled:
+                self.settle(request_id)
+
+    def clear_bookings(self) -> None:
+        """Drop all bookings: the stream is gone, and its requests with it."""
+        for request_id in list(self._bookings):
+            self.settle(request_id)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if the sums disagree with the bookings."""
+        assert self._booked_tokens == sum(b.num_uncached_tokens for b in self._bookings.values())
+        hashes = Counter(h for booking in self._bookings.values() for h in booking.hashes)
+        assert hashes == self._booked_hashes, "booked hashes are miscounted"

@@ -1,0 +1,174 @@
+"""All replicas of one model: their streams, what they hold, and where the next request goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from router.config import Limits, Timeouts
+from router.journal import Journal
+from router.membership import Members, Membership
+from router.placement.policy import KEY_BLOCKS, Candidate, Policy
+from router.placement.prefix_index import PrefixIndex
+from router.placement.replica_view import ReplicaShape, ReplicaView
+from router.replica_stream import ReplicaStream, Sink
+from workers.engine.errors import Overloaded, ReplicaLost
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PlacementCounts:
+    """What placement has done since start; read by the metrics."""
+
+    num_placed: int = 0
+    num_tokens: int = 0
+    """Prompt (and resumed output) tokens of placed requests."""
+    num_hit_tokens: int = 0
+    """Of those, predicted to be cached where they went."""
+    num_resumed: int = 0
+    """Placements of requests that had lost a replica."""
+
+
+class ReplicaSet:
+    """Follows a membership group; places requests on its replicas and withdraws them."""
+
+    def __init__(self, policy: Policy, index: PrefixIndex, limits: Limits, timeouts: Timeouts) -> None:
+        self.index = index
+        self.counts = PlacementCounts()
+        self._policy = policy
+        self._limits = limits
+        self._timeouts = timeouts
+        self._streams: dict[str, ReplicaStream] = {}
+        self._retired: set[ReplicaStream] = set()
+        self._placed: dict[str, ReplicaStream] = {}
+        self._changed = asyncio.Event()
+        self._stop_listening: Callable[[], None] = lambda: None
+
+    @property
+    def streams(self) -> Sequence[ReplicaStream]:
+        """The streams of all members, open or not."""
+        return list(self._streams.values())
+
+    @property
+    def open_views(self) -> list[ReplicaView]:
+        """Replicas that requests can be placed on."""
+        return [s.view for s in self._streams.values() if s.view is not None and s.view.is_open]
+
+    @property
+    def num_placed(self) -> int:
+        """Requests that are at replicas now."""
+        return len(self._placed)
+
+    def shapes(self) -> set[ReplicaShape]:
+        """The kinds of replicas there are: usually one."""
+        return {view.shape for view in self.open_views}
+
+    def start(self, membership: Membership, group: str) -> None:
+        """Follow ``group`` from now on, on the running loop."""
+        self._stop_listening = membership.listen(group, self._set_members)
+
+    async def stop(self) -> None:
+        """End all streams; requests that are out hear that their replicas are lost."""
+        self._stop_listening()
+        streams = [*self._streams.values(), *self._retired]
+        self._streams.clear()
+        self._retired.clear()
+        await asyncio.gather(*(stream.stop() for stream in streams))
+
+    async def place_or_wait(self, journal: Journal, sink: Sink, arrival_s: float) -> None:
+        """Place a request, waiting for a replica to be there if none is; ``journal.replica_id`` says where.
+
+        Raises:
+            Overloaded: all replicas' queues are full.
+            ReplicaLost: no replica came within the time set, or the request has lost too many.
+        """
+        if len(journal.lost_on) >= self._limits.max_lost_replicas:
+            raise ReplicaLost(
+                f"request lost {len(journal.lost_on)} replicas ({', '.join(journal.lost_on)}) and is given up"
+            )
+        deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
+        while not self.open_views:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                wait_s = self._timeouts.replica_wait_s
+                raise ReplicaLost(f"no replica of the model has been available for {wait_s:g} s") from None
+        self.place(journal, sink, arrival_s)
+
+    def place(self, journal: Journal, sink: Sink, arrival_s: float) -> None:
+        """Choose a replica, reserve it there, and send it.
+
+        Raises:
+            Overloaded: all queues are full (a request that has lost a replica is placed nevertheless).
+            ReplicaLost: no replica is open; nothing was sent.
+        """
+        views = self._admitting(journal)
+        hashes_of = {shape: journal.hashes(shape) for shape in {view.shape for view in views}}
+        candidates = [self._candidate(view, hashes_of[view.shape], journal.num_tokens) for view in views]
+        ranked = self._policy.rank(candidates, journal.num_tokens, _sibling_key(journal, views[0].shape))
+        best = ranked[0].candidate
+        view = best.view
+        hashes = hashes_of[view.shape]
+        stream = self._streams[view.replica_id]
+        stream.submit(journal.engine_request(view.shape, hashes, arrival_s), sink)
+        view.book(journal.engine_id, journal.num_tokens - best.num_hit_tokens, hashes)
+        self._placed[journal.engine_id] = stream
+        journal.replica_id = view.replica_id
+        self.counts.num_placed += 1
+        self.counts.num_tokens += journal.num_tokens
+        self.counts.num_hit_tokens += best.num_hit_tokens
+        self.counts.num_resumed += bool(journal.lost_on)
+
+    def withdraw(self, journal: Journal) -> None:
+        """Forget a request: cancel it if it is still running. Safe to call twice."""
+        stream = self._placed.pop(journal.engine_id, None)
+        if stream is not None:
+            stream.cancel(journal.engine_id)
+
+    def _admitting(self, journal: Journal) -> list[ReplicaView]:
+        """Replicas that may be asked to take this request; at least one."""
+        views = self.open_views
+        if not views:
+            raise ReplicaLost("no replica of the model is available")
+        if journal.lost_on:  # it was admitted once; better not where it was lost
+            return [v for v in views if v.replica_id not in journal.lost_on] or views
+        views = [v for v in views if v.num_waiting < self._limits.max_waiting_per_replica]
+        if not views:
+            raise Overloaded("all replicas' queues are full")
+        return views
+
+    def _candidate(self, view: ReplicaView, hashes: Sequence[bytes], num_tokens: int) -> Candidate:
+        key = self._streams[view.replica_id].index_key
+        num_blocks = max(self.index.match(key, hashes), view.num_booked_blocks(hashes))
+        return Candidate(view, min(num_blocks * view.shape.block_size, num_tokens))
+
+    def _set_members(self, members: Members) -> None:
+        for replica_id, stream in list(self._streams.items()):
+            if members.get(replica_id) != stream.address:
+                del self._streams[replica_id]
+                self._retire(stream)
+        for replica_id, address in members.items():
+            if replica_id not in self._streams:
+                stream = ReplicaStream(replica_id, address, self.index, self._timeouts, self._changed.set)
+                self._streams[replica_id] = stream
+                stream.start()
+        self._changed.set()
+
+    def _retire(self, stream: ReplicaStream) -> None:
+        self._retired = {s for s in self._retired if not s.has_ended}
+        self._retired.add(stream)
+        stream.retire()
+
+
+def _sibling_key(journal: Journal, shape: ReplicaShape) -> bytes:
+    """Equal for prompts that begin alike; of a prompt shorter than a block, its tokens."""
+    hashes = journal.prompt.hashes(shape)
+    if hashes:
+        return hashes[min(len(hashes), KEY_BLOCKS) - 1]
+    return blake2b(repr(journal.prompt.token_ids).encode(), digest_size=16).digest()

@@ -1,0 +1,276 @@
+"""One bidirectional gRPC stream to one replica, shared by all of this ingress's requests there.
+
+Tasks: a reader, which deals outputs out to their requests; ONE writer, since concurrent writes break a
+grpc.aio stream; a watchdog, which ends the stream when no step comes while work of ours is there. When a
+stream ends, its requests hear of it, and it is opened again with growing pauses while the replica is a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from cluster.proto import shoal_pb2 as pb
+from cluster.proto import shoal_pb2_grpc
+from router import wire
+from router.config import Timeouts
+from router.placement.prefix_index import PrefixIndex
+from router.placement.replica_view import ReplicaView
+from workers.engine.errors import ReplicaLost
+from workers.engine.request import EngineRequest
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # a snapshot of a million blocks is 16 MB
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, without old back-off
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class Sink(Protocol):
+    """Who a request's outputs go to. Called on the event loop; must not block or raise."""
+
+    def on_output(self, output: pb.TokenOutput) -> None:
+        """Take new tokens; an output with a finish reason is the last."""
+        ...
+
+    def on_lost(self, reason: str) -> None:
+        """Nothing more will come: the stream has ended."""
+        ...
+
+
+class ReplicaStream:
+    """The stream to one replica at one address. ``view`` is None while it is not open."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        address: str,
+        index: PrefixIndex,
+        timeouts: Timeouts,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.replica_id = replica_id
+        self.address = address
+        self.index_key = f"{replica_id}@{address}"
+        """Its name in the prefix index: a replica that comes back elsewhere starts afresh."""
+        self.view: ReplicaView | None = None
+        self.num_losses = 0
+        """Times that an open stream ended."""
+        self._index = index
+        self._timeouts = timeouts
+        self._on_change = on_change
+        self._sinks: dict[str, Sink] = {}
+        self._outgoing: asyncio.Queue[pb.IngressMessage] = asyncio.Queue()
+        self._progress_s = 0.0
+        self._num_failures = 0
+        self._is_retired = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests may be placed here."""
+        return self.view is not None and self.view.is_open
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it will never be open again."""
+        return self._task is not None and self._task.done()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of ours that are there."""
+        return len(self._sinks)
+
+    def start(self) -> None:
+        """Begin to connect, on the running loop."""
+        self._task = asyncio.create_task(self._run(), name=f"replica-stream-{self.replica_id}")
+
+    async def stop(self) -> None:
+        """End the stream; its requests are told that it is lost. Safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def retire(self) -> None:
+        """The replica has left the membership: no new requests; end when those here have."""
+        self._is_retired = True
+        if self.view is not None:
+            self.view.is_open = False
+        self._end_if_idle()
+        self._on_change()
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """Send a request; ``sink`` hears of it from now on.
+
+        Raises:
+            ReplicaLost: the stream is not open; nothing was sent.
+        """
+        if not self.is_open:
+            raise ReplicaLost(f"replica {self.replica_id} takes no requests")
+        if not self._sinks:
+            self._progress_s = self._now()
+        self._sinks[request.request_id] = sink
+        self._outgoing.put_nowait(wire.submit_message(request))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its sink hears nothing more. Unknown ids are ignored."""
+        if self._sinks.pop(request_id, None) is None:
+            return
+        if self.view is not None:
+            self.view.settle(request_id)
+        self._outgoing.put_nowait(wire.cancel_message([request_id]))
+        self._end_if_idle()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _end_if_idle(self) -> None:
+        if self._is_retired and not self._sinks and self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            reason = "the ingress stops"
+            try:
+                reason = await self._attach()
+            finally:
+                self._lose(reason)
+            if self._is_retired:
+                return
+            pause_s = self._timeouts.reconnect_first_s * 2 ** min(self._num_failures, 16)
+            self._num_failures += 1
+            await asyncio.sleep(min(pause_s, self._timeouts.reconnect_most_s))
+
+    async def _attach(self) -> str:
+        """Hold one stream open as long as it lasts; return why it ended."""
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+            call = shoal_pb2_grpc.ReplicaStub(channel).Attach()
+            self._outgoing = asyncio.Queue()
+            tasks = [
+                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._write(call)),
+                asyncio.create_task(self._watch()),
+            ]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                return next(_reason(task) for task in tasks if task.done())
+            finally:
+                call.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> str:
+        try:
+            hello = await asyncio.wait_for(call.read(), self._timeouts.connect_s)
+        except TimeoutError:
+            return f"no Hello within {self._timeouts.connect_s} s"
+        if hello is grpc.aio.EOF:
+            return "the replica ended the stream"
+        if not hello.HasField("hello"):
+            return "the replica's first message is not a Hello"
+        self._open(hello.hello)
+        while True:
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                return "the replica ended the stream"
+            kind = message.WhichOneof("kind")
+            if kind == "step":
+                self._take_step(message.step)
+            elif kind == "snapshot":
+                snapshot = message.snapshot
+                parts = self._index.load_snapshot(self.index_key, snapshot.next_sequence, snapshot.hashes)
+                for _ in parts:
+                    await asyncio.sleep(0)
+            elif kind == "draining":
+                self._drain(message.draining.deadline_s)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> str:
+        while True:
+            await call.write(await self._outgoing.get())
+
+    async def _watch(self) -> str:
+        stall_s = self._timeouts.stall_s
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            idle_s = self._now() - self._progress_s
+            if self._sinks and idle_s > stall_s:
+                self._num_failures = 16  # it would take new requests and stall again: the longest pause
+                return f"no step for {idle_s:.1f} s with {len(self._sinks)} requests there"
+
+    def _open(self, hello: pb.Hello) -> None:
+        self._progress_s = self._now()
+        self._index.await_snapshot(self.index_key)
+        self.view = ReplicaView(self.replica_id, wire.shape_of(hello))
+        self.view.is_open = not self._is_retired
+        log.info("replica %s: stream to %s is open", self.replica_id, self.address)
+        self._on_change()
+
+    def _drain(self, deadline_s: float) -> None:
+        if self.view is not None:
+            self.view.is_open = False
+        log.info("replica %s drains: %d requests, %.1f s", self.replica_id, len(self._sinks), deadline_s)
+        self._on_change()
+
+    def _take_step(self, step: pb.Step) -> None:
+        view, sinks = self.view, self._sinks
+        assert view is not None, "a step came before Hello"
+        self._progress_s = self._now()
+        self._num_failures = 0
+        if step.HasField("load"):
+            view.apply_load(wire.load_of(step.load))
+        for output in step.outputs:
+            request_id = output.request_id
+            if view.num_booked:
+                view.settle(request_id)
+            sink = sinks.get(request_id)
+            if sink is None:  # cancelled meanwhile
+                continue
+            if output.finish_reason:
+                del sinks[request_id]
+            sink.on_output(output)
+        if step.HasField("cache"):
+            cache = step.cache
+            if not self._index.apply(self.index_key, cache.first_sequence, cache.stored, cache.evicted):
+                log.warning("replica %s: cache events are missing, asking for a snapshot", self.replica_id)
+                self._outgoing.put_nowait(wire.resync_message())
+        if self._is_retired:
+            self._end_if_idle()
+
+    def _lose(self, reason: str) -> None:
+        """Forget what was known of the replica, then tell the requests that were there."""
+        was_open, self.view = self.view is not None, None
+        sinks, self._sinks = self._sinks, {}
+        self._index.remove(self.index_key)
+        if was_open:
+            self.num_losses += 1
+            if sinks:
+                log.warning(
+                    "replica %s is lost with %d requests there: %s", self.replica_id, len(sinks), reason
+                )
+            self._on_change()
+        for sink in sinks.values():
+            sink.on_lost(reason)
+
+
+def _reason(task: asyncio.Task[str]) -> str:
+    """Why a task of the stream ended, in words."""
+    if task.cancelled():
+        return "the call was cancelled"
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    if isinstance(error, asyncio.InvalidStateError):
+        return "the call has ended"
+    log.error("a task of a replica stream failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"

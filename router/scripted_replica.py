@@ -1,0 +1,257 @@
+"""A replica without an engine: the same gRPC service, with tokens from a script.
+
+For tests of the router and for measuring the HTTP path by itself. It answers as a replica does (Hello, cache
+snapshot, a Step per step), and can be told to stall, to drain or to die. ``python -m router.scripted_replica``
+runs one in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from cluster.proto import shoal_pb2 as pb
+from cluster.proto import shoal_pb2_grpc
+
+Script = Callable[[pb.Submit], Sequence[int]]
+"""All output tokens of a request, as an engine would sample them from nothing; cut at ``max_tokens``."""
+
+
+def counting_script(submit: pb.Submit) -> Sequence[int]:
+    """Tokens that depend on seed, choice and position alone, as an engine's do; never below 1000."""
+    params = submit.params
+    first = params.seed * 31 + params.choice_index * 7
+    return [1000 + (first + position * 13) % 30000 for position in range(params.max_tokens)]
+
+
+@dataclass(slots=True)
+class _Running:
+    submit: pb.Submit
+    token_ids: Sequence[int]
+    outbox: asyncio.Queue[pb.ReplicaMessage]
+    next_token: int
+    is_first: bool = True
+
+
+@dataclass(slots=True)
+class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
+    """One replica on a port of this host. ``start`` it; it steps by itself unless ``step_s`` is None."""
+
+    replica_id: str = "scripted"
+    script: Script = counting_script
+    step_s: float | None = 0.0
+    """Pause between steps; None: a step is taken by calling ``step`` only."""
+    eos_token_ids: tuple[int, ...] = (2,)
+    block_size: int = 16
+    max_num_seqs: int = 64
+    held_hashes: list[bytes] = field(default_factory=list)
+    """What its first snapshot says."""
+    load: pb.Load = field(
+        default_factory=lambda: pb.Load(base_s=0.008, per_sequence_s=0.0001, per_token_s=1e-4)
+    )
+    """Sent with each step; ``num_running`` and ``num_steps`` are filled in."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    submits: list[pb.Submit] = field(default_factory=list)
+    cancelled_ids: list[str] = field(default_factory=list)
+    num_resyncs: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a message has come."""
+    _server: grpc.aio.Server | None = None
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _outboxes: list[asyncio.Queue[pb.ReplicaMessage]] = field(default_factory=list)
+    _num_steps: int = 0
+    _next_sequence: int = 0
+    _stepper: asyncio.Task[None] | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def address(self) -> str:
+        """Where an ingress attaches."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are not finished or cancelled."""
+        return len(self._running)
+
+    async def start(self) -> None:
+        """Listen; on a free port, unless one is set (as it is after the first time)."""
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        shoal_pb2_grpc.add_ReplicaServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(self.address)
+        await self._server.start()
+        if self.step_s is not None:
+            self._stepper = asyncio.create_task(self._step_forever(self.step_s))
+
+    async def kill(self) -> None:
+        """Die as a process does: streams break, requests are gone."""
+        if self._stepper is not None:
+            self._stepper.cancel()
+            await asyncio.gather(self._stepper, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(None)
+        self._running.clear()
+
+    def stall(self) -> None:
+        """Take no more steps, though the connection lives."""
+        if self._stepper is not None:
+            self._stepper.cancel()
+
+    def step(self) -> None:
+        """One token for each running request, one message for each ingress."""
+        self._num_steps += 1
+        outputs: dict[int, list[pb.TokenOutput]] = {id(outbox): [] for outbox in self._outboxes}
+        for running in list(self._running.values()):
+            output = self._next_output(running)
+            outputs.setdefault(id(running.outbox), []).append(output)
+            if output.finish_reason:
+                del self._running[running.submit.request_id]
+        load = pb.Load()
+        load.CopyFrom(self.load)
+        load.num_running, load.num_steps = len(self._running), self._num_steps
+        for outbox in self._outboxes:
+            outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=outputs[id(outbox)], load=load)))
+
+    def send_cache(self, stored: Sequence[bytes], evicted: Sequence[bytes] = (), *, skip: int = 0) -> None:
+        """Report cache events, in a step without outputs; ``skip`` makes a gap before them."""
+        self._next_sequence += skip
+        events = pb.CacheEvents(
+            first_sequence=self._next_sequence, stored=b"".join(stored), evicted=b"".join(evicted)
+        )
+        self._next_sequence += len(stored) + len(evicted)
+        for outbox in self._outboxes:
+            outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(cache=events)))
+
+    def refuse(self, request_id: str, message: str, param: str) -> None:
+        """End a running request as a mistake of its caller."""
+        running = self._running.pop(request_id)
+        output = pb.TokenOutput(
+            request_id=request_id, finish_reason="error", error=message, error_param=param, is_user_error=True
+        )
+        running.outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=[output])))
+
+    def drain(self, deadline_s: float) -> None:
+        """Say that no further requests are taken."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(pb.ReplicaMessage(draining=pb.Draining(deadline_s=deadline_s)))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition`` holds; looked at whenever a message has come."""
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def Attach(  # the service's name
+        self, request_iterator: AsyncIterator[pb.IngressMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ReplicaMessage]:
+        """Serve one ingress."""
+        outbox: asyncio.Queue[pb.ReplicaMessage] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(request_iterator, outbox))
+        try:
+            yield pb.ReplicaMessage(hello=self._hello())
+            yield pb.ReplicaMessage(snapshot=self._snapshot())
+            self._outboxes.append(outbox)
+            self.changed.set()
+            while True:
+                yield await outbox.get()
+        finally:
+            reader.cancel()
+            if outbox in self._outboxes:
+                self._outboxes.remove(outbox)
+            for running in [r for r in self._running.values() if r.outbox is outbox]:
+                self._running.pop(running.submit.request_id, None)
+            self.changed.set()
+
+    async def _read(
+        self, messages: AsyncIterator[pb.IngressMessage], outbox: asyncio.Queue[pb.ReplicaMessage]
+    ) -> None:
+        async for message in messages:
+            kind = message.WhichOneof("kind")
+            if kind == "submit":
+                submit = message.submit
+                self.submits.append(submit)
+                token_ids = self.script(submit)[: submit.params.max_tokens]
+                self._running[submit.request_id] = _Running(
+                    submit, token_ids, outbox, len(submit.output_token_ids)
+                )
+                self._wake.set()
+            elif kind == "cancel":
+                for request_id in message.cancel.request_ids:
+                    self.cancelled_ids.append(request_id)
+                    self._running.pop(request_id, None)
+            elif kind == "resync":
+                self.num_resyncs += 1
+                outbox.put_nowait(pb.ReplicaMessage(snapshot=self._snapshot()))
+            self.changed.set()
+
+    def _next_output(self, running: _Running) -> pb.TokenOutput:
+        submit, params = running.submit, running.submit.params
+        position = running.next_token
+        running.next_token += 1
+        if position >= len(running.token_ids):  # the script ran out before max_tokens: the model's own end
+            token_id = self.eos_token_ids[0]
+        else:
+            token_id = running.token_ids[position]
+        output = pb.TokenOutput(request_id=submit.request_id, token_ids=[token_id])
+        if running.is_first:
+            output.num_cached_tokens = 0
+            running.is_first = False
+        ends = () if params.ignore_eos else self.eos_token_ids
+        if token_id in ends or token_id in params.stop_token_ids:
+            output.finish_reason, output.stop_token_id = "stop", token_id
+        elif running.next_token >= params.max_tokens:
+            output.finish_reason = "length"
+        if params.HasField("num_logprobs"):
+            top = [token_id + i for i in range(params.num_logprobs)]
+            output.logprobs.add(
+                sampled=-0.5, top_token_ids=top, top_logprobs=[-0.5 - i for i in range(params.num_logprobs)]
+            )
+        return output
+
+    async def _step_forever(self, step_s: float) -> None:
+        while True:
+            if not self._running:
+                self._wake.clear()
+                await self._wake.wait()
+            self.step()
+            await asyncio.sleep(step_s)
+
+    def _hello(self) -> pb.Hello:
+        return pb.Hello(
+            replica_id=self.replica_id,
+            block_size=self.block_size,
+            max_model_len=8192,
+            num_blocks=4096,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=1024,
+            hash_root=b"scripted",
+            generation=1,
+        )
+
+    def _snapshot(self) -> pb.CacheSnapshot:
+        return pb.CacheSnapshot(next_sequence=self._next_sequence, hashes=b"".join(self.held_hashes))
+
+
+async def _serve(replica: ScriptedReplica) -> None:
+    await replica.start()
+    print(replica.address, flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Serve until interrupted; the address is printed."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="pause between steps")
+    arguments = parser.parse_args()
+    asyncio.run(_serve(ScriptedReplica(port=arguments.port, step_s=arguments.step_ms / 1000)))
+
+
+if __name__ == "__main__":
+    main()

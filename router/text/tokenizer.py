@@ -1,0 +1,125 @@
+"""Text to token ids, for one model; read once from its files, then shared by all requests.
+
+A prompt that is text may hold the model's control tokens (`<|im_start|>`), as the template writes them. What
+a chat user writes may not: see ``Tokenizer.encode_chat``.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tokenizers
+
+from router.text.chat_template import ChatTemplate, Message
+from router.text.detokenizer import TokenTable
+from workers.engine.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a model's files say about its text; see ``load`` in ``router.text.vocabulary``."""
+
+    pipeline_json: str
+    """A tokenizer of the ``tokenizers`` library, as JSON."""
+    token_bytes: Sequence[bytes]
+    """By token id."""
+    special_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """By role: ``bos_token``, ``eos_token``, ..."""
+    chat_template: str | None = None
+    bos_to_add: int | None = None
+    """Put before a prompt that is text, where the pipeline does not do it itself."""
+
+
+class Tokenizer:
+    """Encodes and decodes. Thread-safe: nothing changes after the constructor."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.table = TokenTable(vocabulary.token_bytes, vocabulary.special_token_ids)
+        self.special_token_ids = vocabulary.special_token_ids
+        self.chat_template = (
+            ChatTemplate(vocabulary.chat_template, vocabulary.special_tokens)
+            if vocabulary.chat_template is not None
+            else None
+        )
+        self._bos_to_add = vocabulary.bos_to_add
+        self._pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
+        self._literal_pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
+        self._literal_pipeline.encode_special_tokens = True
+        names = sorted(
+            (self.table.bytes_of(i).decode("utf-8", "replace") for i in vocabulary.special_token_ids),
+            key=len,
+            reverse=True,
+        )
+        self._control = re.compile("|".join(re.escape(name) for name in names if name) or r"(?!)")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self.table)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; control tokens in it are control tokens."""
+        token_ids: list[int] = self._pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._bos_to_add is not None and token_ids[:1] != [self._bos_to_add]:
+            token_ids.insert(0, self._bos_to_add)
+        return token_ids
+
+    def encode_literally(self, text: str) -> list[int]:
+        """Token ids of text in which nothing is a control token."""
+        token_ids: list[int] = self._literal_pipeline.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, by the model's template.
+
+        Names of control tokens inside messages stay text: each is replaced by a random word before the
+        template runs, and spelled out in ordinary tokens after it. A template that itself looks for such
+        names in contents does not find them.
+
+        Raises:
+            InvalidRequest: the model has no template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or serve it with a template",
+                "messages",
+            )
+        hidden: list[str] = []
+        nonce = secrets.token_hex(8)
+
+        def hide(match: re.Match[str]) -> str:
+            hidden.append(match.group())
+            return f"{nonce}x{len(hidden) - 1}x"
+
+        safe = [_map_text(message, lambda text: self._control.sub(hide, text)) for message in messages]
+        text = self.chat_template.render(
+            [m for m in safe if isinstance(m, dict)], add_generation_prompt=add_generation_prompt
+        )
+        if not hidden:
+            return self.encode(text, add_special_tokens=False)
+        token_ids: list[int] = []
+        for i, piece in enumerate(re.split(f"{nonce}x([0-9]+)x", text)):
+            if i % 2:
+                token_ids += self.encode_literally(hidden[int(piece)])
+            elif piece:
+                token_ids += self.encode(piece, add_special_tokens=False)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self.table.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def _map_text(value: object, change: Callable[[str], str]) -> object:
+    """Apply ``change`` to every string inside, keys and roles excepted."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {k: v if k in ("role", "type") else _map_text(v, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_text(v, change) for v in value]
+    return value
