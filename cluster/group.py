@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -33,13 +34,14 @@ class RankGroup:
         group = ray.util.get_current_placement_group()
         self._actors = []
         for rank in range(num_ranks):
+            actor: Any = RankActor  # the decorator hides what it adds
             options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if uses_gpu else 0}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=rank
                 )
             self._actors.append(
-                RankActor.options(**options).remote(replace(config, tp_rank=rank, tp_size=num_ranks))
+                actor.options(**options).remote(replace(config, tp_rank=rank, tp_size=num_ranks))
             )
         self._pids: list[int] = []
         self._watch: asyncio.Task[None] | None = None

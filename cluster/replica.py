@@ -33,7 +33,7 @@ _PING_PERIOD_S = 0.5
 class Replica:
     """Serve calls the constructor once and ``check_health`` again and again; tokens flow over gRPC."""
 
-    async def __init__(self, config: ReplicaConfig) -> None:
+    async def __init__(self, config: ReplicaConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         """Be ready to serve when this returns.
 
         Raises:

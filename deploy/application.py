@@ -43,7 +43,7 @@ def build_model_application(
 ) -> ModelApplication:
     """``num_replicas`` replica groups of one model."""
     name = application_name(config.served_name)
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         Replica,
         name=_REPLICA_DEPLOYMENT,
         num_replicas=num_replicas,
@@ -56,7 +56,7 @@ def build_model_application(
         graceful_shutdown_timeout_s=config.drain_timeout_s + 10.0,
         graceful_shutdown_wait_loop_s=0.5,
         request_router_config=RequestRouterConfig(
-            request_router_class="router.serve_adapter:MembershipRequestRouter",
+            request_router_class="router.serve_adapter:MembershipRequestRouter",  # type: ignore[arg-type]
             request_router_kwargs={"group": name},
         ),
     )
@@ -67,7 +67,7 @@ def build_ingress_application(
     config: IngressConfig, model_applications: Sequence[str], num_replicas: int, drain_timeout_s: float
 ) -> Application:
     """The OpenAI endpoint before the given models' applications."""
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress()(HttpIngress),
         name="ingress",
         num_replicas=num_replicas,
@@ -83,12 +83,13 @@ def build_ingress_application(
 class HttpIngress:
     """One ingress process: the router's ASGI app under Serve, which starts and stops it."""
 
-    async def __init__(self, config: IngressConfig, model_applications: list[str]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: IngressConfig, model_applications: list[str]
+    ) -> None:
         """Start the routers of all models, so that membership flows, and the ingress itself."""
+        from router import membership
         from router.app import build_app
         from router.ingress import Ingress
-
-        from router import membership
 
         self._handles = []
         for name in model_applications:

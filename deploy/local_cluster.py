@@ -133,6 +133,7 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
 def _run_watched(run: Callable[[], object], application: str, on_ready: Callable[[int], None]) -> None:
     """Run a blocking deploy in a thread and report ready replicas meanwhile."""
     from ray import serve
+    from ray.serve._private.common import ReplicaState
 
     errors: list[BaseException] = []
 
@@ -149,7 +150,9 @@ def _run_watched(run: Callable[[], object], application: str, on_ready: Callable
         thread.join(_POLL_S)
         status = serve.status().applications.get(application)
         if status is not None:
-            on_ready(sum(one.replica_states.get("RUNNING", 0) for one in status.deployments.values()))
+            on_ready(
+                sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in status.deployments.values())
+            )
         if time.monotonic() > deadline:
             raise StartError(
                 f"{application} was not ready after {_READY_TIMEOUT_S:.0f} s: {_why(application)}"

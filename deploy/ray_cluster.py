@@ -6,6 +6,7 @@ ranks all inherit it.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -101,7 +102,7 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         configure_logging=True,
         object_store_memory=128 << 20,  # requests do not pass through the object store
         runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},

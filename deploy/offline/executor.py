@@ -71,7 +71,7 @@ def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -
     try:
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(
+            process: BaseProcess = context.Process(
                 target=_run_rank, args=(replace(config, tp_rank=rank), theirs, endpoint), daemon=True
             )
             process.start()
