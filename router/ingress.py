@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
@@ -14,8 +14,9 @@ from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
 from router.text.chat_template import Message
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer, Vocabulary
 from router.text.vocabulary import load_vocabulary
+from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import PromptTooLong, UnknownModel
 from workers.engine.request import ChoiceParams
 
@@ -78,13 +79,19 @@ class ServedModel:
 class Ingress:
     """Owner of everything behind the HTTP API; construct anywhere, ``start`` on the event loop.
 
-    ``rng`` draws seeds for requests that bring none.
+    ``rng`` draws seeds for requests that bring none; ``load`` reads a model's vocabulary.
     """
 
-    def __init__(self, config: IngressConfig, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: IngressConfig,
+        rng: random.Random | None = None,
+        load: Callable[[ModelFiles], Vocabulary] = load_vocabulary,
+    ) -> None:
         self.config = config
         self.models: list[ServedModel] = []
         self._rng = rng or random.SystemRandom()
+        self._load = load
 
     @property
     def limits(self) -> Limits:
@@ -98,7 +105,7 @@ class Ingress:
             UnknownModel: a model's files hold no tokenizer that is understood; nothing was started.
         """
         vocabularies = await asyncio.gather(
-            *(asyncio.to_thread(load_vocabulary, model.files) for model in self.config.models)
+            *(asyncio.to_thread(self._load, model.files) for model in self.config.models)
         )
         for model, vocabulary in zip(self.config.models, vocabularies, strict=True):
             replicas = ReplicaSet(

@@ -1,0 +1,157 @@
+"""An ingress in this process, in front of scripted replicas, with a vocabulary of single bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from router.app import build_app
+from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
+from router.ingress import Ingress
+from router.membership import Membership, StaticMembership
+from router.replica_set import ReplicaSet
+from router.scripted_replica import Script, ScriptedReplica
+from router.text.detokenizer import byte_level_bytes
+from router.text.tokenizer import Vocabulary
+from workers.checkpoint.source import ModelFiles
+
+START, END = 256, 257
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def byte_vocabulary() -> Vocabulary:
+    """Token id = byte; 256 and 257 are control tokens."""
+    alphabet = {byte_level_bytes([char], [])[0][0]: char for char in pre_tokenizers.ByteLevel.alphabet()}
+    tokens = [alphabet[byte] for byte in range(256)] + ["<|start|>", "<|end|>"]
+    pipeline = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens[256:]])
+    return Vocabulary(
+        pipeline_json=pipeline.to_str(),
+        token_bytes=byte_level_bytes(tokens, [START, END]),
+        special_token_ids=frozenset((START, END)),
+        special_tokens={"eos_token": "<|end|>"},
+        chat_template=TEMPLATE,
+    )
+
+
+def says(text: str) -> Script:
+    """A script that says ``text`` to everyone."""
+    token_ids = list(text.encode())
+    return lambda submit: token_ids
+
+
+@dataclass
+class Edge:
+    """A running ingress, its replicas, and a client that speaks to it without a socket."""
+
+    ingress: Ingress
+    replicas: list[ScriptedReplica]
+    membership: Membership
+    app: Any
+    client: httpx.AsyncClient
+    servers: list[tuple[uvicorn.Server, asyncio.Task[None]]] = field(default_factory=list)
+
+    @property
+    def replica(self) -> ScriptedReplica:
+        """The only replica."""
+        (replica,) = self.replicas
+        return replica
+
+    @property
+    def replica_set(self) -> ReplicaSet:
+        """The replicas of the only model."""
+        return self.ingress.models[0].replicas
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Give the event loop turns until ``condition`` holds."""
+        while not condition():  # noqa: ASYNC110  # what is waited for is plain state of the code under test
+            await asyncio.sleep(0.001)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        """A chat request with defaults."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        """A completion request with defaults."""
+        return await self.client.post("/v1/completions", json={"model": "tiny", "prompt": "hello", **fields})
+
+    async def listen(self) -> str:
+        """Serve on a real socket; the base URL."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(self.app, log_level="error", lifespan="off"))
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        self.servers.append((server, task))
+        await self.until(lambda: server.started)
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    async def close(self) -> None:
+        """End everything; nothing may be left at the router."""
+        await self.client.aclose()
+        for server, task in self.servers:
+            server.should_exit = server.force_exit = True
+            await task
+        assert self.replica_set.num_placed == 0, "requests are left behind"
+        for view in self.replica_set.open_views:
+            view.check()
+        self.replica_set.index.check()
+        await self.ingress.stop()
+        for replica in self.replicas:
+            await replica.kill()
+
+
+MakeEdge = Callable[..., Awaitable[Edge]]
+
+
+@pytest.fixture
+async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
+    """Start replicas and an ingress before them; awaits until all streams are open."""
+    edges: list[Edge] = []
+
+    async def make(
+        *replicas: ScriptedReplica,
+        limits: Limits | None = None,
+        timeouts: Timeouts | None = None,
+        max_model_len: int = 4096,
+        membership: Membership | None = None,
+    ) -> Edge:
+        for number, replica in enumerate(replicas):
+            replica.replica_id = f"replica-{number}"
+            replica.eos_token_ids = (END,)
+            await replica.start()
+        config = IngressConfig(
+            models=(
+                ServedModelConfig(ModelFiles(Path("tiny.gguf"), "tiny"), max_model_len, ("tiny", "alias")),
+            ),
+            limits=limits or Limits(),
+            timeouts=timeouts or Timeouts(),
+        )
+        ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary)
+        membership = membership or StaticMembership({r.replica_id: r.address for r in replicas})
+        await ingress.start(membership)
+        app = build_app(ingress)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://edge")
+        edge = Edge(ingress, list(replicas), membership, app, client)
+        edges.append(edge)
+        await edge.until(lambda: len(edge.replica_set.open_views) == len(replicas))
+        return edge
+
+    yield make
+    for edge in edges:
+        await edge.close()

@@ -1,0 +1,113 @@
+"""The prefix index against a plain model of what replicas hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement.prefix_index import PrefixIndex
+from workers.engine.block_hash import hash_blocks
+
+
+def chain(num_blocks: int, first_token: int = 0) -> list[bytes]:
+    return hash_blocks([first_token + i for i in range(num_blocks)], 1, b"root")
+
+
+def load(index: PrefixIndex, replica_id: str, hashes: list[bytes], next_sequence: int = 0) -> None:
+    for _ in index.load_snapshot(replica_id, next_sequence, b"".join(hashes)):
+        pass
+
+
+@pytest.fixture
+def index() -> Iterator[PrefixIndex]:
+    index = PrefixIndex(max_hashes=1000)
+    yield index
+    index.check()
+
+
+@given(num_held=st.integers(0, 300), num_asked=st.integers(0, 300))
+def test_a_match_is_the_length_of_the_common_prefix(num_held: int, num_asked: int) -> None:
+    index = PrefixIndex()
+    hashes = chain(300)
+    load(index, "a", hashes[:num_held])
+
+    assert index.match("a", hashes[:num_asked]) == min(num_held, num_asked)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 12), st.booleans()), max_size=40
+    )
+)
+def test_events_leave_the_index_as_the_replicas_are(
+    changes: list[tuple[str, int, int, bool]],
+) -> None:
+    index = PrefixIndex()
+    chains = [chain(12, first_token=100 * i) for i in range(4)]
+    depth = {(replica, i): 0 for replica in "abc" for i in range(4)}
+    sequence = dict.fromkeys("abc", 0)
+    for replica in "abc":
+        load(index, replica, [])
+
+    for replica, number, target, is_snapshot in changes:
+        now = depth[replica, number]
+        stored = chains[number][now:target]
+        evicted = chains[number][target:now]  # tails first: what stays is a prefix
+        depth[replica, number] = target
+        if is_snapshot:
+            sequence[replica] += 7
+            held = [h for i in range(4) for h in chains[i][: depth[replica, i]]]
+            load(index, replica, held, sequence[replica])
+        else:
+            assert index.apply(replica, sequence[replica], b"".join(stored), b"".join(evicted))
+            sequence[replica] += len(stored) + len(evicted)
+        index.check()
+
+    for (replica, number), held_blocks in depth.items():
+        assert index.match(replica, chains[number]) == held_blocks
+
+
+def test_a_gap_is_reported_once_and_nothing_changes_until_a_snapshot(index: PrefixIndex) -> None:
+    hashes = chain(4)
+    load(index, "a", hashes[:1])
+
+    assert not index.apply("a", 5, b"".join(hashes[1:]), b"")
+    assert index.apply("a", 8, b"".join(hashes[1:]), b"")  # ignored: a snapshot is on its way
+    assert index.match("a", hashes) == 1
+
+    load(index, "a", hashes[:3], next_sequence=9)
+    assert index.apply("a", 9, hashes[3], b"")
+    assert index.match("a", hashes) == 4
+
+
+def test_a_removed_replica_is_gone_at_once(index: PrefixIndex) -> None:
+    load(index, "a", chain(500))
+
+    index.remove("a")
+
+    assert index.match("a", chain(500)) == 0
+    assert index.num_hashes == 0
+
+
+def test_the_index_does_not_outgrow_its_bound(index: PrefixIndex) -> None:
+    load(index, "a", chain(900))
+    load(index, "b", chain(900))
+    assert index.num_hashes == 1000
+    assert index.num_dropped == 800
+
+    assert index.apply("a", 0, b"".join(chain(50, first_token=5000)), b"".join(chain(900)[-100:]))
+
+    assert index.num_dropped == 850
+    index.check()
+
+
+def test_within_a_message_evictions_come_after_what_was_stored(index: PrefixIndex) -> None:
+    hashes = chain(3)
+    load(index, "a", [])
+
+    index.apply("a", 0, b"".join(hashes), hashes[2])
+
+    assert index.match("a", hashes) == 2

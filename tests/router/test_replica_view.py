@@ -1,0 +1,55 @@
+"""Bookings: counted until the replica's own figures show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from router.placement.replica_view import ReplicaLoad, ReplicaShape, ReplicaView
+
+HASHES = [bytes([i]) * 16 for i in range(4)]
+
+
+@pytest.fixture
+def view() -> Iterator[ReplicaView]:
+    view = ReplicaView("a", ReplicaShape())
+    yield view
+    view.check()
+
+
+def test_a_booking_counts_at_once(view: ReplicaView) -> None:
+    view.book("r", 100, HASHES)
+
+    assert (view.num_queued_tokens, view.num_sequences) == (100, 1)
+    assert view.num_booked_blocks(HASHES[:2]) == 2
+
+
+def test_a_booking_ends_when_two_steps_have_been_reported(view: ReplicaView) -> None:
+    view.book("r", 100, HASHES)
+
+    view.apply_load(ReplicaLoad())
+    assert view.num_queued_tokens == 100
+    view.apply_load(ReplicaLoad(num_queued_tokens=60, num_running=1))
+
+    assert (view.num_queued_tokens, view.num_sequences, view.num_booked) == (60, 1, 0)
+    assert view.num_booked_blocks(HASHES) == 0
+
+
+def test_siblings_share_booked_blocks_until_the_last_is_settled(view: ReplicaView) -> None:
+    view.book("r", 64, HASHES)
+    view.book("s", 0, HASHES[:2])
+
+    view.settle("r")
+    view.settle("r")
+
+    assert view.num_booked_blocks(HASHES) == 2
+
+
+def test_booking_an_id_again_replaces_the_first(view: ReplicaView) -> None:
+    view.book("r", 64, HASHES)
+    view.book("r", 32, HASHES[:1])
+
+    assert view.num_queued_tokens == 32
+    view.clear_bookings()
+    assert view.num_queued_tokens == 0
