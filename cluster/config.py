@@ -43,3 +43,8 @@ class ReplicaConfig:
     scripted: bool = False
     """No model: tokens by formula, to measure everything but the model."""
     scripted_step_s: float = 0.0
+
+    @property
+    def application_name(self) -> str:
+        """Name of the model's Serve application, also of its membership group; Serve allows no slashes."""
+        return "model-" + self.served_name.replace("/", "--")

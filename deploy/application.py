@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from cluster.config import ReplicaConfig
 from cluster.placement import GroupPlacement
@@ -33,16 +33,11 @@ class ModelApplication:
     application: Application
 
 
-def application_name(served_name: str) -> str:
-    """Name of a model's Serve application, also of its membership group; Serve allows no slashes."""
-    return "model-" + served_name.replace("/", "--")
-
-
 def build_model_application(
     config: ReplicaConfig, placement: GroupPlacement, num_replicas: int
 ) -> ModelApplication:
     """``num_replicas`` replica groups of one model."""
-    name = application_name(config.served_name)
+    name = config.application_name
     deployment: Any = serve.deployment(
         Replica,
         name=_REPLICA_DEPLOYMENT,
@@ -60,7 +55,14 @@ def build_model_application(
             request_router_kwargs={"group": name},
         ),
     )
-    return ModelApplication(name, deployment.bind(config))
+    # Serve allows no request router of our own on an application's first deployment when HAProxy is on, since HTTP
+    # would bypass it. So a deployment that never has a replica stands first, and costs nothing.
+    anchor: Any = serve.deployment(
+        Anchor,
+        name="anchor",
+        autoscaling_config=AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1),
+    )
+    return ModelApplication(name, anchor.bind(deployment.bind(config)))
 
 
 def build_ingress_application(
@@ -78,6 +80,13 @@ def build_ingress_application(
         graceful_shutdown_wait_loop_s=0.5,
     )
     return deployment.bind(config, list(model_applications))
+
+
+class Anchor:
+    """First deployment of a model's application; has no replicas and answers nothing."""
+
+    def __init__(self, replicas: object) -> None:
+        """Take the handle that ties the replicas to the application."""
 
 
 class HttpIngress:

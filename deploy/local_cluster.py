@@ -12,7 +12,7 @@ import httpx
 from cluster.config import ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
-from deploy.ray_cluster import RayCluster, StartError, start_ray
+from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
 from deploy.settings import ServeSettings
 from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
 from workers.checkpoint.model_config import read_model_config
@@ -81,14 +81,12 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
             f"{files.name} takes at most {model.max_position_embeddings} tokens",
             "max_model_len",
         )
-    from deploy.application import application_name
-
     replica = settings.replica_config(str(files.path), files.name)
     served = ServedModelConfig(
         files=files,
         max_model_len=max_model_len,
         names=(replica.served_name,),
-        group=application_name(replica.served_name),
+        group=replica.application_name,
     )
     ingress = IngressConfig(
         models=(served,),
@@ -158,7 +156,9 @@ def _run_watched(run: Callable[[], object], application: str, on_ready: Callable
                 f"{application} was not ready after {_READY_TIMEOUT_S:.0f} s: {_why(application)}"
             )
     if errors:
-        raise StartError(f"{application} did not start: {_why(application) or errors[0]}") from errors[0]
+        raise StartError(
+            f"{application} did not start: {_why(application) or last_line(errors[0])}"
+        ) from errors[0]
 
 
 def _why(application: str) -> str:
@@ -167,12 +167,7 @@ def _why(application: str) -> str:
 
     status = serve.status().applications.get(application)
     messages = [one.message for one in status.deployments.values() if one.message] if status else []
-    for message in messages:
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        for line in reversed(lines):
-            if "Error" in line or "Exception" in line or ": " in line:
-                return line
-    return messages[0] if messages else ""
+    return last_line(messages[0]) if messages else ""
 
 
 def _wait_until_it_answers(settings: ServeSettings) -> None:

@@ -37,13 +37,8 @@ class RayCluster:
     def stop(self, grace_s: float = 5.0) -> None:
         """End Serve, Ray and whatever else carries this cluster's mark. Safe to call twice."""
         import ray
-        from ray import serve
 
         if ray.is_initialized():
-            try:
-                serve.shutdown()
-            except Exception as error:  # noqa: BLE001 - whatever Serve says, the sweep below ends its processes
-                print(f"Serve did not shut down cleanly: {error}", file=sys.stderr)
             ray.shutdown()
         self.runtime.sweep(grace_s)
         self.runtime.remove()
@@ -71,6 +66,7 @@ def start_ray(
     Raises:
         StartError: the port is taken, or Ray does not come up.
     """
+    assert "ray" not in sys.modules, "Ray reads its environment when imported, so it is set before"
     for leftover in Runtime.leftovers(port):
         leftover.sweep(grace_s=1.0)
         leftover.remove()
@@ -88,7 +84,7 @@ def start_ray(
     except BaseException as error:
         cluster.stop(grace_s=0.0)
         if isinstance(error, Exception):
-            raise StartError(f"Ray did not start: {error}") from error
+            raise StartError(f"Ray did not start: {last_line(error)}") from error
         raise
     return cluster
 
@@ -139,11 +135,11 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
         values |= {
             "SHOAL_HAPROXY_BINARY": _haproxy_binary(),
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy.sh")),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(runtime.folder / "h/haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(runtime.folder / "h/admin.sock"),
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(runtime.folder / "h/metrics.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(runtime.folder / "h"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(runtime.folder / "h/server-state"),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(runtime.folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(runtime.folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(runtime.folder / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(runtime.folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(runtime.folder / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[3]),
@@ -161,6 +157,12 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
 
 
 _OVERRIDABLE = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+
+
+def last_line(error: object) -> str:
+    """What a traceback in text form ends with, which is what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _is_loopback(host: str) -> bool:

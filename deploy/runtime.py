@@ -7,17 +7,16 @@ by it: the reaper (`deploy/reaper.py`) when the driver is gone, or the next star
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import socket
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+_BASE = Path("/tmp")
 RUNTIME_DIR_VARIABLE = "SHOAL_RUNTIME_DIR"
 
 
@@ -29,15 +28,20 @@ class Runtime:
 
     @staticmethod
     def of_port(port: int) -> Runtime:
-        """This process's cluster on ``port``. Short, since Unix socket paths end at 107 bytes."""
-        return Runtime(Path(tempfile.gettempdir()) / f"{_prefix(port)}{os.getpid()}")
+        """This process's cluster on ``port``.
+
+        Short: HAProxy takes socket paths of 97 bytes, of which Ray's node id and the socket's name take 70.
+        """
+        return Runtime(_BASE / f"shoal-{port}-{os.getpid()}")
 
     @staticmethod
     def leftovers(port: int) -> list[Runtime]:
         """Clusters on ``port`` whose driver has ended without cleaning up."""
-        folders = Path(tempfile.gettempdir()).glob(f"{_prefix(port)}*")
         return [
-            Runtime(folder) for folder in folders if not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))
+            Runtime(folder)
+            for folder in _BASE.glob(f"shoal-{port}-*")
+            if folder.stat().st_uid == os.getuid()
+            and not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))
         ]
 
     def create(self) -> None:
@@ -78,10 +82,6 @@ class Runtime:
             _signal(left, kill=True)
             psutil.wait_procs(left, timeout=1.0)
         return num_left
-
-
-def _prefix(port: int) -> str:
-    return f"shoal-{getpass.getuser()}-{port}-"
 
 
 def _signal(processes: list[psutil.Process], *, kill: bool) -> None:

@@ -15,7 +15,7 @@ from cluster.config import ReplicaConfig
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 
-Policy = Literal["predicted-start", "round-robin", "least-load"]
+Policy = Literal["prefix", "least-load", "round-robin"]
 
 
 class ServeSettings(BaseSettings):
@@ -51,7 +51,7 @@ class ServeSettings(BaseSettings):
     seed: int = Field(0, ge=0)
     cpu_threads: int | None = Field(None, ge=1)
     """Threads of a rank on a CPU; None: its share of the cores."""
-    policy: Policy = "predicted-start"
+    policy: Policy = "prefix"
     max_body_bytes: int = Field(8 << 20, ge=1024)
     stall_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(60.0, ge=0)

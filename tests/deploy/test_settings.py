@@ -1,0 +1,46 @@
+"""Flags that are wrong are refused by name, with the value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.settings import make_settings
+from workers.engine.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("port", 70000, r"--port is 70000: .*65535"),
+        ("replicas", 0, r"--replicas is 0: .*1"),
+        ("block_size", 17, r"--block-size is 17: .*16, 32 or 64"),
+        ("dtype", "int3", r"--dtype is 'int3'.*'float32'"),
+        ("policy", "luck", r"--policy is 'luck'"),
+        ("gpu_memory_utilization", 1.5, r"--gpu-memory-utilization is 1.5"),
+        ("host", "", r"--host is ''"),
+    ],
+)
+def test_a_bad_flag_is_named_with_its_value_and_limit(name: str, value: object, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        make_settings(**{name: value})
+
+    assert caught.value.param == name
+
+
+def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_PORT", "9123")
+
+    assert make_settings(port=None).port == 9123
+    assert make_settings(port=9124).port == 9124
+
+
+def test_every_socket_stays_on_loopback_unless_told_otherwise() -> None:
+    assert make_settings().host == "127.0.0.1"
+
+
+def test_ranks_share_the_cores_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+    settings = make_settings(replicas=2, tensor_parallel_size=2)
+
+    assert settings.replica_config("path", "name").num_threads == 2
