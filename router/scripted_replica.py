@@ -80,6 +80,11 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         """Requests that are not finished or cancelled."""
         return len(self._running)
 
+    @property
+    def num_attached(self) -> int:
+        """Ingresses with a stream here."""
+        return len(self._outboxes)
+
     async def start(self) -> None:
         """Listen; on a free port, unless one is set (as it is after the first time)."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

@@ -1,0 +1,277 @@
+"""Streams to replicas: placing, cancelling, losing, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from cluster.proto import shoal_pb2 as pb
+from router.config import Limits, Timeouts
+from router.journal import Journal, Prompt
+from router.membership import Membership
+from router.scripted_replica import ScriptedReplica
+from workers.engine.block_hash import hash_blocks
+from workers.engine.errors import Overloaded, ReplicaLost
+from workers.engine.request import ChoiceParams
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps what it is told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    lost: str | None = None
+
+    def on_output(self, output: pb.TokenOutput) -> None:
+        self.token_ids += output.token_ids
+        self.finish_reason = output.finish_reason
+
+    def on_lost(self, reason: str) -> None:
+        self.lost = reason
+
+
+def journal(request_id: str = "r", num_tokens: int = 64, max_tokens: int = 8) -> Journal:
+    return Journal(
+        request_id, Prompt([i % 250 for i in range(num_tokens)]), ChoiceParams(max_tokens=max_tokens)
+    )
+
+
+async def test_outputs_reach_the_request_they_belong_to(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    sinks = [Recorder(), Recorder()]
+    journals = [journal("a", max_tokens=3), journal("b", max_tokens=5)]
+
+    for sink, one in zip(sinks, journals, strict=True):
+        edge.replica_set.place(one, sink, 0.0)
+    await edge.until(lambda: all(sink.finish_reason for sink in sinks))
+
+    assert [len(sink.token_ids) for sink in sinks] == [3, 5]
+    for one in journals:
+        edge.replica_set.withdraw(one)
+    assert edge.replica.cancelled_ids == []
+
+
+async def test_what_is_submitted_carries_hashes_and_all_parameters(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    params = ChoiceParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias={5: -1.0},
+        seed=2**64 - 1,
+        choice_index=3,
+        stop_token_ids=(7,),
+        ignore_eos=True,
+        num_logprobs=0,
+    )
+    one = Journal("r", Prompt(list(range(40))), params)
+
+    edge.replica_set.place(one, Recorder(), 0.0)
+    await edge.replica.until(lambda: bool(edge.replica.submits))
+
+    (submit,) = edge.replica.submits
+    assert submit.block_hashes == b"".join(hash_blocks(list(range(40)), 16, b"scripted"))
+    assert submit.hash_root == b"scripted"
+    for name in params.__dataclass_fields__:
+        sent, meant = getattr(submit.params, name), getattr(params, name)
+        assert (
+            dict(sent) if isinstance(meant, dict) else tuple(sent) if isinstance(meant, tuple) else sent
+        ) == meant
+    edge.replica_set.withdraw(one)
+
+
+async def test_a_withdrawn_request_is_cancelled_at_its_replica(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    one = journal()
+    edge.replica_set.place(one, Recorder(), 0.0)
+
+    edge.replica_set.withdraw(one)
+    edge.replica_set.withdraw(one)
+
+    await edge.replica.until(lambda: edge.replica.cancelled_ids == ["r"])
+    (view,) = edge.replica_set.open_views
+    assert (view.num_booked, view.num_queued_tokens) == (0, 0)
+
+
+async def test_siblings_gather_where_the_first_is_booked(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), ScriptedReplica(step_s=None))
+    first, second = journal("a", 256), journal("b", 256)
+
+    edge.replica_set.place(first, Recorder(), 0.0)
+    edge.replica_set.place(second, Recorder(), 0.0)
+
+    assert first.replica_id == second.replica_id
+    assert edge.replica_set.counts.num_hit_tokens == 256
+    for one in (first, second):
+        edge.replica_set.withdraw(one)
+
+
+async def test_a_request_goes_where_its_prefix_is(make_edge) -> None:
+    hashes = hash_blocks([i % 250 for i in range(512)], 16, b"scripted")
+    edge = await make_edge(ScriptedReplica(step_s=None), ScriptedReplica(step_s=None, held_hashes=hashes))
+    await edge.until(lambda: edge.replica_set.index.num_hashes == len(hashes))
+    one = journal("a", 512)
+
+    edge.replica_set.place(one, Recorder(), 0.0)
+
+    assert one.replica_id == "replica-1"
+    edge.replica_set.withdraw(one)
+
+
+async def test_cache_events_keep_the_index_and_a_gap_brings_a_snapshot(make_edge) -> None:
+    replica = ScriptedReplica(step_s=None)
+    edge = await make_edge(replica)
+    index = edge.replica_set.index
+    hashes = hash_blocks(list(range(64)), 16, b"scripted")
+
+    replica.send_cache(hashes[:3])
+    await edge.until(lambda: index.num_hashes == 3)
+    replica.send_cache([], hashes[2:3])
+    await edge.until(lambda: index.num_hashes == 2)
+
+    replica.held_hashes = hashes
+    replica.send_cache(hashes[2:], skip=5)
+    await edge.until(lambda: index.num_hashes == 4)
+    assert replica.num_resyncs == 1
+
+
+async def test_a_dead_replica_is_lost_and_joins_again(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None, held_hashes=[b"h" * 16]))
+    one, sink = journal(), Recorder()
+    edge.replica_set.place(one, sink, 0.0)
+    await edge.replica.until(lambda: bool(edge.replica.submits))
+
+    await edge.replica.kill()
+    await edge.until(lambda: sink.lost is not None)
+
+    assert edge.replica_set.open_views == []
+    assert edge.replica_set.index.num_hashes == 0
+    with pytest.raises(ReplicaLost):
+        edge.replica_set.place(journal("b"), sink, 0.0)
+    edge.replica_set.withdraw(one)
+
+    await edge.replica.start()
+    await edge.until(lambda: edge.replica_set.index.num_hashes == 1)
+
+
+async def test_a_replica_whose_steps_stop_is_lost(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), timeouts=Timeouts(stall_s=0.1))
+    await asyncio.sleep(0.3)  # longer than the limit: without work of ours it is no stall
+    assert edge.replica_set.streams[0].num_losses == 0
+    one, sink = journal(), Recorder()
+
+    edge.replica_set.place(one, sink, 0.0)
+    await edge.until(lambda: sink.lost is not None)
+
+    assert "no step for" in (sink.lost or "")
+    edge.replica_set.withdraw(one)
+
+
+async def test_a_draining_replica_gets_no_requests_but_ends_those_it_has(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), ScriptedReplica(step_s=None))
+    one, sink = journal(max_tokens=2), Recorder()
+    edge.replica_set.place(one, sink, 0.0)
+    old = next(r for r in edge.replicas if r.replica_id == one.replica_id)
+    await old.until(lambda: bool(old.submits))
+
+    old.drain(60.0)
+    await edge.until(lambda: len(edge.replica_set.open_views) == 1)
+    other = journal("b")
+    edge.replica_set.place(other, Recorder(), 0.0)
+    old.step()
+    old.step()
+    await edge.until(lambda: sink.finish_reason == "length")
+
+    assert other.replica_id != one.replica_id
+    for journal_ in (one, other):
+        edge.replica_set.withdraw(journal_)
+
+
+async def test_a_replica_that_leaves_the_membership_may_end_its_requests(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    one, sink = journal(max_tokens=1), Recorder()
+    edge.replica_set.place(one, sink, 0.0)
+    await edge.replica.until(lambda: bool(edge.replica.submits))
+
+    edge.membership.publish("", {})
+    await edge.until(lambda: not edge.replica_set.open_views)
+    edge.replica.step()
+    await edge.until(lambda: sink.finish_reason == "length")
+
+    edge.replica_set.withdraw(one)
+    await edge.replica.until(lambda: not edge.replica.num_attached)
+
+
+async def test_a_replica_back_at_another_address_is_a_new_one(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), ScriptedReplica(held_hashes=[b"h" * 16]))
+    first, second = edge.replicas
+
+    edge.membership.publish("", {"replica-0": second.address})
+
+    await first.until(lambda: not first.num_attached)
+    await edge.until(lambda: [s.address for s in edge.replica_set.streams if s.is_open] == [second.address])
+    await edge.until(lambda: edge.replica_set.index.num_hashes == 1)
+
+
+async def test_full_queues_refuse_new_requests_but_not_resumed_ones(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_waiting_per_replica=1))
+    first, second = journal("a"), journal("b")
+    edge.replica_set.place(first, Recorder(), 0.0)
+
+    with pytest.raises(Overloaded):
+        edge.replica_set.place(second, Recorder(), 0.0)
+
+    second.note_lost()
+    edge.replica_set.place(second, Recorder(), 0.0)
+    for one in (first, second):
+        edge.replica_set.withdraw(one)
+
+
+async def test_a_request_that_has_killed_replicas_is_given_up(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2))
+    one = journal()
+    one.note_lost()
+    one.note_lost()
+
+    with pytest.raises(ReplicaLost, match="given up"):
+        await edge.replica_set.place_or_wait(one, Recorder(), 0.0)
+
+
+async def test_membership_is_handed_over_between_threads() -> None:
+    membership = Membership()
+    seen: list[dict[str, str]] = []
+    complete = asyncio.Event()
+
+    def listener(members: dict[str, str]) -> None:
+        seen.append(members)
+        if len(members) == 20:
+            complete.set()
+
+    stop = membership.listen("m", listener)
+    names = [f"r{i}" for i in range(20)]
+
+    def publish() -> None:
+        for i in range(20):
+            membership.publish("m", dict.fromkeys(names[:i + 1], "host:1"))
+            membership.publish("m", dict.fromkeys(names[:i + 1], "host:1"))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    await complete.wait()
+    thread.join()
+
+    assert [len(members) for members in seen] == list(range(21))
+    stop()
+    membership.publish("m", {})
+    await asyncio.sleep(0)
+    assert len(seen) == 21
