@@ -101,6 +101,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             await asyncio.gather(self._stepper, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(None)
+            self._server = None
         self._running.clear()
 
     def stall(self) -> None:
@@ -140,6 +141,13 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             request_id=request_id, finish_reason="error", error=message, error_param=param, is_user_error=True
         )
         running.outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=[output])))
+
+    def abort_all(self) -> None:
+        """Cut all requests off, as a replica does whose time to drain is over."""
+        for request_id, running in self._running.items():
+            output = pb.TokenOutput(request_id=request_id, finish_reason="abort")
+            running.outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=[output])))
+        self._running.clear()
 
     def drain(self, deadline_s: float) -> None:
         """Say that no further requests are taken."""

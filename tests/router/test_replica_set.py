@@ -262,8 +262,8 @@ async def test_membership_is_handed_over_between_threads() -> None:
 
     def publish() -> None:
         for i in range(20):
-            membership.publish("m", dict.fromkeys(names[:i + 1], "host:1"))
-            membership.publish("m", dict.fromkeys(names[:i + 1], "host:1"))
+            membership.publish("m", dict.fromkeys(names[: i + 1], "host:1"))
+            membership.publish("m", dict.fromkeys(names[: i + 1], "host:1"))
 
     thread = threading.Thread(target=publish)
     thread.start()
