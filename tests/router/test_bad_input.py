@@ -1,0 +1,258 @@
+"""Everything that can be wrong with a request has a clear answer, and OpenAI's error object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.config import Limits
+from router.scripted_replica import ScriptedReplica
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+def error_of(response) -> dict[str, Any]:
+    body = response.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    return body["error"]
+
+
+BAD_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"model": 3}, "model"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"258": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": 5000}, "max_tokens"),
+    ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+    ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"seed": 2**70}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": ["a" * 2000]}, "stop"),
+    ({"stop": [3]}, "stop[0]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [999]}, "stop_token_ids"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"magic": 1}, "magic"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHAT, ids=lambda value: str(value)[:60])
+async def test_a_wrong_field_is_named(make_edge, fields: dict[str, Any], param: str) -> None:
+    edge = await make_edge()
+
+    response = await edge.chat(**fields)
+
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": [1, "a"]}, "prompt[1]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [258]}, "prompt"),
+    ({"prompt": [2**70]}, "prompt"),
+    ({"prompt": ["a"] * 200}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"echo": True, "logprobs": 1}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:60])
+async def test_a_wrong_field_of_a_completion_is_named(make_edge, fields: dict[str, Any], param: str) -> None:
+    edge = await make_edge()
+
+    response = await edge.complete(**fields)
+
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "a", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "tiny", "prompt": "a", "top_p": -Infinity}',
+        b'{"model":' * 5000,
+        b"[" * 100_000,
+    ],
+    ids=lambda body: str(body[:30]),
+)
+async def test_a_body_that_is_no_request_is_refused(make_edge, body: bytes) -> None:
+    edge = await make_edge()
+
+    response = await edge.client.post("/v1/completions", content=body)
+
+    assert response.status_code == 400
+    assert error_of(response)["message"]
+
+
+async def test_too_long_a_prompt_is_refused_with_both_numbers(make_edge) -> None:
+    edge = await make_edge(max_model_len=100)
+
+    for prompt in ("a" * 100, "a" * 20_000, [97] * 100):
+        response = await edge.complete(prompt=prompt)
+
+        error = error_of(response)
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert f"{len(prompt)} tokens" in error["message"]
+        assert "100" in error["message"]
+
+
+async def test_prompt_and_output_must_fit_together(make_edge) -> None:
+    edge = await make_edge(max_model_len=100)
+
+    error = error_of(await edge.complete(prompt="a" * 90, max_tokens=11))
+
+    assert "90 tokens" in error["message"]
+    assert "101" in error["message"]
+    assert "100" in error["message"]
+
+
+async def test_an_unknown_model_is_404(make_edge) -> None:
+    edge = await make_edge()
+
+    for response in (
+        await edge.chat(model="gpt-4"),
+        await edge.complete(model=""),
+        await edge.client.get("/v1/models/gpt-4"),
+    ):
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "model_not_found"
+
+
+async def test_a_model_answers_to_all_of_its_names(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    response = await edge.complete(model="alias", max_tokens=1)
+
+    assert (response.status_code, response.json()["model"]) == (200, "alias")
+    listed = (await edge.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in listed] == ["tiny", "alias"]
+    assert (await edge.client.get("/v1/models/alias")).json()["id"] == "alias"
+
+
+async def test_unknown_routes_and_methods_have_error_objects(make_edge) -> None:
+    edge = await make_edge()
+
+    missing = await edge.client.get("/v2/nothing")
+    wrong = await edge.client.get("/v1/chat/completions")
+
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "unknown_url")
+    assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+async def test_too_large_a_body_is_413_declared_or_not(make_edge) -> None:
+    edge = await make_edge(limits=Limits(max_body_bytes=1000))
+
+    async def pieces():
+        for _ in range(20):
+            yield b" " * 100
+
+    declared = await edge.client.post("/v1/completions", content=b" " * 1001)
+    streamed = await edge.client.post("/v1/completions", content=pieces())
+
+    for response in (declared, streamed):
+        assert (response.status_code, error_of(response)["code"]) == (413, "body_too_large")
+        assert "1000 bytes" in error_of(response)["message"]
+
+
+async def test_ten_megabytes_are_too_many_by_default(make_edge) -> None:
+    edge = await make_edge()
+
+    response = await edge.chat(messages=[{"role": "user", "content": "a" * 10_000_000}])
+
+    assert response.status_code == 413
+
+
+async def test_full_queues_are_429_with_a_time_to_come_back(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_waiting_per_replica=0))
+
+    response = await edge.chat()
+
+    assert (response.status_code, error_of(response)["code"]) == (429, "overloaded")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_bug_is_an_error_object_without_details(make_edge, monkeypatch) -> None:
+    import httpx
+
+    edge = await make_edge()
+    monkeypatch.setattr(edge.ingress, "model", None)
+    transport = httpx.ASGITransport(edge.app, raise_app_exceptions=False)
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        response = await client.post("/v1/completions", content=json.dumps({"model": "tiny", "prompt": "a"}))
+
+    assert response.status_code == 500
+    assert error_of(response)["message"] == "internal error"
+
+
+async def test_sixty_four_mixed_requests_are_each_answered(make_edge) -> None:
+    import asyncio
+
+    edge = await make_edge(ScriptedReplica(), ScriptedReplica())
+    makers = [
+        lambda: edge.chat(max_tokens=20),
+        lambda: edge.chat(max_tokens=20, stream=True, n=2),
+        lambda: edge.complete(prompt=["a", "b"], max_tokens=3),
+        lambda: edge.complete(temperature=9),
+        lambda: edge.chat(model="none"),
+        lambda: edge.chat(max_tokens=10**6),
+        lambda: edge.client.post("/v1/completions", content=b"{"),
+        lambda: edge.client.get("/health"),
+    ]
+
+    responses = await asyncio.gather(*(makers[i % len(makers)]() for i in range(64)))
+
+    assert [r.status_code for r in responses] == [200, 200, 200, 400, 404, 400, 400, 200] * 8
+    assert edge.replica_set.num_placed == 0
