@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.jit import tl, triton
+from kernels.native import MAX_BLOCK_SIZE, MAX_GROUP, native_kernels
 
 _TILE = 64
 """Tokens a program reads at once."""
@@ -84,8 +85,26 @@ def paged_decode_attention(
         raise ValueError("q, kv_cache and the rows of block_tables must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
-    if q.device.type != "cuda":
-        return paged_decode_attention_ref(q, kv_cache, layer, block_tables, context_lens, scale)
+    if q.device.type == "cuda":
+        return _launch(q, kv_cache, layer, block_tables, context_lens, scale, max_context_len)
+    is_float32 = q.dtype == kv_cache.dtype == torch.float32
+    is_small = block_size <= MAX_BLOCK_SIZE and num_heads // num_kv_heads <= MAX_GROUP
+    native = native_kernels() if is_float32 and is_small else None
+    kernel = native.paged_decode_attention if native is not None else paged_decode_attention_ref
+    return kernel(q, kv_cache, layer, block_tables, context_lens, scale)
+
+
+def _launch(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    max_context_len: int,
+) -> Tensor:
+    num_rows, num_heads, head_dim = q.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
     out = torch.empty_like(q)
     if num_rows == 0:
         return out

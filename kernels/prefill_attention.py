@@ -94,8 +94,22 @@ def prefill_attention(
         raise ValueError("q, kv_cache and the rows of block_tables must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
-    if q.device.type != "cuda":
-        return prefill_attention_ref(q, kv_cache, layer, block_tables, query_starts, context_lens, scale)
+    kernel = _launch if q.device.type == "cuda" else prefill_attention_ref
+    return kernel(q, kv_cache, layer, block_tables, query_starts, context_lens, scale)
+
+
+def _launch(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+) -> Tensor:
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    num_rows = context_lens.shape[0]
     out = torch.empty_like(q)
     if num_tokens == 0:
         return out

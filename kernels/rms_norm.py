@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.jit import tl, triton
+from kernels.native import native_kernels
 
 
 def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,11 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
         ValueError: ``weight`` does not match the last axis of ``x``.
     """
     _check(x, weight)
-    if x.device.type != "cuda":
-        return rms_norm_ref(x, weight, eps)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch(x, None, weight, out, eps)
-    return out
+    return _dispatch(x, None, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -59,11 +56,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
         raise ValueError(
             f"residual {tuple(residual.shape)} {residual.dtype} does not match x {tuple(x.shape)} {x.dtype}"
         )
-    if x.device.type != "cuda":
-        return add_rms_norm_ref(x, residual, weight, eps)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch(x, residual, weight, out, eps)
-    return out
+    return _dispatch(x, residual, weight, eps)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -75,10 +68,20 @@ def _check(x: Tensor, weight: Tensor) -> None:
         raise ValueError("the last axis of x and weight must be contiguous")
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+def _dispatch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    if x.device.type == "cuda":
+        return _launch(x, residual, weight, eps)
+    native = native_kernels() if x.dtype == weight.dtype == torch.float32 and x.is_contiguous() else None
+    if native is not None and (residual is None or residual.is_contiguous()):
+        return native.rms_norm(x, residual, weight, eps)
+    return rms_norm_ref(x, weight, eps) if residual is None else add_rms_norm_ref(x, residual, weight, eps)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     num_tokens, hidden = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if num_tokens == 0:
-        return
+        return out
     block = 1 << (hidden - 1).bit_length()
     _rms_norm_kernel[(num_tokens,)](
         x,
@@ -94,6 +97,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 8),
     )
+    return out
 
 
 @triton.jit

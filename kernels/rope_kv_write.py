@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.jit import tl, triton
+from kernels.native import MAX_HEAD_DIM, native_kernels
 
 
 def rope_kv_write_ref(
@@ -91,8 +92,27 @@ def rope_kv_write(
         raise ValueError("qkv, kv_cache and cos_sin must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
-    if qkv.device.type != "cuda":
-        return rope_kv_write_ref(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+    if qkv.device.type == "cuda":
+        return _launch(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+    native = native_kernels() if qkv.dtype == kv_cache.dtype == torch.float32 else None
+    kernel = native.rope_kv_write if native is not None and head_dim <= MAX_HEAD_DIM else rope_kv_write_ref
+    return kernel(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+
+
+def _launch(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    num_tokens = slots.shape[0]
+    _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     q = qkv.new_empty(num_tokens, num_heads, head_dim)
     if num_tokens == 0:
         return q

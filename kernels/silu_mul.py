@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.jit import tl, triton
+from kernels.native import native_kernels
 
 _BLOCK = 1024
 
@@ -31,8 +32,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         raise ValueError(
             f"gate_up has shape {tuple(gate_up.shape)}: contiguous [tokens, 2 * intermediate] is needed"
         )
-    if gate_up.device.type != "cuda":
-        return silu_mul_ref(gate_up)
+    if gate_up.device.type == "cuda":
+        return _launch(gate_up)
+    native = native_kernels() if gate_up.dtype == torch.float32 else None
+    return native.silu_mul(gate_up) if native is not None else silu_mul_ref(gate_up)
+
+
+def _launch(gate_up: Tensor) -> Tensor:
     num_tokens, width = gate_up.shape
     out = gate_up.new_empty(num_tokens, width // 2)
     if out.numel():
