@@ -110,55 +110,59 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
     ]
     placement = plan_group(settings.tensor_parallel_size, replica.device == "cuda", nodes)
     model = build_model_application(replica, placement, settings.replicas)
-    with stage(f"{settings.replicas} replicas of {replica.served_name}") as current:
+    http = build_ingress_application(
+        ingress, [model.name], settings.ingress_replicas, settings.drain_timeout_s
+    )
+    with stage(
+        f"{settings.replicas} replicas of {replica.served_name}, {settings.ingress_replicas} ingress"
+    ) as current:
+        # The ingress starts beside the replicas, which take longer; it finds them when they are ready.
         _run_watched(
-            lambda: serve.run(model.application, name=model.name, route_prefix=None),
-            model.name,
-            lambda ready: current.update(f"{ready} of {settings.replicas} ready"),
+            {
+                model.name: lambda: serve.run(model.application, name=model.name, route_prefix=None),
+                INGRESS_APPLICATION: lambda: serve.run(http, name=INGRESS_APPLICATION, route_prefix="/"),
+            },
+            lambda ready: current.update(f"{ready} of {settings.replicas + settings.ingress_replicas} ready"),
         )
-    with stage("HTTP endpoint"):
-        application = build_ingress_application(
-            ingress, [model.name], settings.ingress_replicas, settings.drain_timeout_s
-        )
-        _run_watched(
-            lambda: serve.run(application, name=INGRESS_APPLICATION, route_prefix="/"),
-            INGRESS_APPLICATION,
-            lambda ready: None,
-        )
+    with stage("First answer"):
         _wait_until_it_answers(settings)
 
 
-def _run_watched(run: Callable[[], object], application: str, on_ready: Callable[[int], None]) -> None:
-    """Run a blocking deploy in a thread and report ready replicas meanwhile."""
+def _run_watched(deploys: dict[str, Callable[[], object]], on_ready: Callable[[int], None]) -> None:
+    """Run blocking deploys, each in a thread, and report ready replicas meanwhile.
+
+    Raises:
+        StartError: one failed, or was not ready in time.
+    """
     from ray import serve
     from ray.serve._private.common import ReplicaState
 
-    errors: list[BaseException] = []
+    errors: dict[str, BaseException] = {}
 
-    def target() -> None:
+    def run(name: str, deploy: Callable[[], object]) -> None:
         try:
-            run()
+            deploy()
         except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread below
-            errors.append(error)
+            errors[name] = error
 
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in deploys.items()]
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + _READY_TIMEOUT_S
-    while thread.is_alive():
-        thread.join(_POLL_S)
-        status = serve.status().applications.get(application)
-        if status is not None:
-            on_ready(
-                sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in status.deployments.values())
-            )
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(_POLL_S)
+        for name, error in errors.items():
+            raise StartError(f"{name} did not start: {_why(name) or last_line(error)}") from error
+        applications = serve.status().applications
+        deployments = [
+            one for name in deploys if name in applications for one in applications[name].deployments.values()
+        ]
+        on_ready(sum(one.replica_states.get(ReplicaState.RUNNING, 0) for one in deployments))
         if time.monotonic() > deadline:
-            raise StartError(
-                f"{application} was not ready after {_READY_TIMEOUT_S:.0f} s: {_why(application)}"
-            )
-    if errors:
-        raise StartError(
-            f"{application} did not start: {_why(application) or last_line(errors[0])}"
-        ) from errors[0]
+            late = [name for name, thread in zip(deploys, threads, strict=True) if thread.is_alive()]
+            raise StartError(f"{late[0]} was not ready after {_READY_TIMEOUT_S:.0f} s: {_why(late[0])}")
+    for name, error in errors.items():
+        raise StartError(f"{name} did not start: {_why(name) or last_line(error)}") from error
 
 
 def _why(application: str) -> str:

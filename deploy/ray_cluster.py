@@ -105,6 +105,7 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
         _temp_dir=str(runtime.folder),
         _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
     )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port}, **serve_options)
 
 

@@ -32,7 +32,12 @@ class Runtime:
 
         Short: HAProxy takes socket paths of 97 bytes, of which Ray's node id and the socket's name take 70.
         """
-        return Runtime(_BASE / f"shoal-{port}-{os.getpid()}")
+        return Runtime.of_process(port, os.getpid())
+
+    @staticmethod
+    def of_process(port: int, pid: int) -> Runtime:
+        """The cluster on ``port`` whose driver is process ``pid``."""
+        return Runtime(_BASE / f"shoal-{port}-{pid}")
 
     @staticmethod
     def leftovers(port: int) -> list[Runtime]:

@@ -93,10 +93,8 @@ def http(
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=title)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*(str(row.get(name, "")) for name in names))
+    """One column a run, one line a figure."""
+    table = Table("", *(f"run {number}" for number in range(1, len(rows) + 1)), title=title)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        table.add_row(name, *(str(row.get(name, "")) for row in rows))
     console.print(table)

@@ -1,0 +1,78 @@
+"""A cluster in a process of its own, started as a user starts it and seen only from outside.
+
+For benchmarks and tests: it can be killed, and its processes can be found by kind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports
+from workers.checkpoint.source import DEMO_MODEL
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class ServedCluster:
+    """``shoal serve`` as a user starts it: a process of its own, seen only from outside."""
+
+    def __init__(self, *flags: str) -> None:
+        (self.port,) = find_free_ports("127.0.0.1", 1, 18000 + os.getpid() % 1000)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model = DEMO_MODEL
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal", "serve", "--port", str(self.port), *flags],
+            cwd=_ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self._is_up = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def runtime(self) -> Runtime:
+        """The cluster's folder and mark."""
+        return Runtime.of_process(self.port, self.process.pid)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if "Shoal answers at" in line:
+                self._is_up.set()
+        self._is_up.set()
+
+    def wait_until_up(self, timeout_s: float = 170.0) -> None:
+        """Return once it says that it answers; raise with its log if it ends instead."""
+        assert self._is_up.wait(timeout_s), f"not up after {timeout_s} s:\n{''.join(self.log)}"
+        assert self.process.poll() is None, f"it ended:\n{''.join(self.log)}"
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Processes of this cluster with ``word`` in their command line or title."""
+        found = []
+        for process in psutil.process_iter(["pid", "cmdline"]):
+            if word not in " ".join(process.info["cmdline"] or []):
+                continue
+            try:
+                if process.environ().get(RUNTIME_DIR_VARIABLE) == str(self.runtime.folder):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Stop it as Ctrl-C does; return its exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
