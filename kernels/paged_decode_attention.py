@@ -8,9 +8,7 @@ from torch import Tensor
 from kernels.jit import tl, triton
 from kernels.native import MAX_BLOCK_SIZE, MAX_GROUP, native_kernels
 
-_TILE = 64
-"""Tokens a program reads at once."""
-_SPLIT_TOKENS = 512
+SPLIT_TOKENS = 512
 """Context tokens a program walks: the boundaries depend on nothing but a row's own length."""
 _LOG2_E = 1.4426950408889634
 
@@ -79,6 +77,10 @@ def paged_decode_attention(
         raise ValueError(
             f"{num_rows} rows, block tables {tuple(block_tables.shape)}, lengths {tuple(context_lens.shape)}"
         )
+    if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32:
+        raise ValueError(
+            f"block tables are {block_tables.dtype}, lengths {context_lens.dtype}: int32 is needed"
+        )
     if block_tables.shape[1] * block_size < max_context_len:
         raise ValueError(f"{block_tables.shape[1]} blocks a row cannot hold {max_context_len} tokens")
     if not (q.is_contiguous() and kv_cache.is_contiguous()) or block_tables.stride(-1) != 1:
@@ -108,7 +110,7 @@ def _launch(
     out = torch.empty_like(q)
     if num_rows == 0:
         return out
-    num_splits = max(triton.cdiv(max_context_len, _SPLIT_TOKENS), 1)
+    num_splits = max(triton.cdiv(max_context_len, SPLIT_TOKENS), 1)
     is_split = num_splits > 1
     partial = q.new_empty(
         (num_rows, num_heads, num_splits, head_dim) if is_split else (0,), dtype=torch.float32
@@ -134,8 +136,8 @@ def _launch(
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         HEAD_PADDED=head_padded,
-        TILE=_TILE if head_padded <= 128 else _TILE // 2,
-        SPLIT_TOKENS=_SPLIT_TOKENS,
+        TILE=tile_tokens(head_dim),
+        SPLIT_TOKENS=SPLIT_TOKENS,
         IS_SPLIT=is_split,
         num_warps=4,
         num_stages=3 if q.element_size() == 2 else 2,
@@ -149,10 +151,15 @@ def _launch(
             num_splits,
             HEAD_DIM=head_dim,
             HEAD_PADDED=head_padded,
-            SPLIT_TOKENS=_SPLIT_TOKENS,
+            SPLIT_TOKENS=SPLIT_TOKENS,
             num_warps=1,
         )
     return out
+
+
+def tile_tokens(head_dim: int) -> int:
+    """Tokens that a program reads at once: as many as registers hold."""
+    return 64 if head_dim <= 128 else 32
 
 
 @triton.jit

@@ -90,6 +90,8 @@ def prefill_attention(
         raise ValueError(
             f"{num_rows} rows, block tables {tuple(block_tables.shape)}, starts {tuple(query_starts.shape)}"
         )
+    if not block_tables.dtype == query_starts.dtype == context_lens.dtype == torch.int32:
+        raise ValueError("block_tables, query_starts and context_lens must be int32")
     if not (q.is_contiguous() and kv_cache.is_contiguous()) or block_tables.stride(-1) != 1:
         raise ValueError("q, kv_cache and the rows of block_tables must be contiguous")
     if not 0 <= layer < num_layers:
@@ -156,7 +158,7 @@ def prefill_tiles(head_dim: int, element_size: int) -> PrefillTiles:
     if element_size == 4:
         return PrefillTiles(queries=32, tokens=32, num_warps=4, num_stages=1)
     if head_dim > 128:
-        return PrefillTiles(queries=128, tokens=32, num_warps=8, num_stages=2)
+        return PrefillTiles(queries=64, tokens=32, num_warps=8, num_stages=2)
     return PrefillTiles(queries=128, tokens=64, num_warps=8, num_stages=3)
 
 

@@ -88,6 +88,8 @@ def rope_kv_write(
         raise ValueError(
             f"positions {tuple(positions.shape)}, slots {tuple(slots.shape)}, cos_sin {tuple(cos_sin.shape)}"
         )
+    if positions.dtype != torch.int64 or slots.dtype != torch.int64 or cos_sin.dtype != torch.float32:
+        raise ValueError("positions and slots must be int64, cos_sin float32")
     if not (qkv.is_contiguous() and kv_cache.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("qkv, kv_cache and cos_sin must be contiguous")
     if not 0 <= layer < num_layers:

@@ -1,0 +1,180 @@
+"""The Triton kernels compile for sm_80 and sm_90 without a GPU: no register spills, and wgmma where it is wanted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from kernels import (  # noqa: E402
+    paged_decode_attention,
+    prefill_attention,
+    rms_norm,
+    rope_kv_write,
+    silu_mul,
+)
+
+ARCHITECTURES = (80, 90)
+
+
+def compile_kernel(
+    kernel: object,
+    architecture: int,
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
+    num_warps: int,
+    num_stages: int = 2,
+) -> object:
+    """Compile for a GPU that need not be there. Arguments not named in ``types`` are int32; pointers are aligned."""
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {
+        (names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind[0] == "*"
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def spilled_bytes(compiled: object, tmp_path: Path) -> int:
+    """Bytes of stack and local memory that the kernel's registers spill to."""
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    tool = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump"))
+    usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"(?:STACK|LOCAL):(\d+)", usage)
+    assert found, usage
+    return sum(map(int, found))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (96, 32), (128, 16), (256, 64)])
+def test_prefill_attention_keeps_its_registers(
+    architecture: int, head_dim: int, block_size: int, tmp_path: Path
+) -> None:
+    tiles = prefill_attention.prefill_tiles(head_dim, element_size=2)
+
+    compiled = compile_kernel(
+        prefill_attention._prefill_attention_kernel,
+        architecture,
+        {name: "*bf16" for name in ("q_ptr", "kv_cache_ptr", "out_ptr")}
+        | {name: "*i32" for name in ("block_tables_ptr", "query_starts_ptr", "context_lens_ptr")}
+        | {"scale_log2": "fp32"},
+        {
+            "NUM_KV_HEADS": 8,
+            "GROUP": 4,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "HEAD_PADDED": 1 << (head_dim - 1).bit_length(),
+            "QUERIES": tiles.queries,
+            "TILE": tiles.tokens,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= {80: 163, 90: 227}[architecture] * 1024
+    if architecture == 90:
+        assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 64)])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_decode_attention_keeps_its_registers(
+    architecture: int, head_dim: int, block_size: int, is_split: bool, tmp_path: Path
+) -> None:
+    compiled = compile_kernel(
+        paged_decode_attention._paged_decode_attention_kernel,
+        architecture,
+        {name: "*bf16" for name in ("q_ptr", "kv_cache_ptr", "out_ptr")}
+        | {name: "*i32" for name in ("block_tables_ptr", "context_lens_ptr")}
+        | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        {
+            "NUM_KV_HEADS": 8,
+            "GROUP": 4,
+            "GROUP_PADDED": 16,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "HEAD_PADDED": 1 << (head_dim - 1).bit_length(),
+            "TILE": paged_decode_attention.tile_tokens(head_dim),
+            "SPLIT_TOKENS": paged_decode_attention.SPLIT_TOKENS,
+            "IS_SPLIT": is_split,
+        },
+        num_warps=4,
+        num_stages=3,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_merge_of_splits_keeps_its_registers(architecture: int, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        paged_decode_attention._merge_splits_kernel,
+        architecture,
+        {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32", "out_ptr": "*bf16"},
+        {"HEAD_DIM": 128, "HEAD_PADDED": 128, "SPLIT_TOKENS": paged_decode_attention.SPLIT_TOKENS},
+        num_warps=1,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_rms_norm_keeps_its_registers(architecture: int, has_residual: bool, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        rms_norm._rms_norm_kernel,
+        architecture,
+        {name: "*bf16" for name in ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr")} | {"eps": "fp32"},
+        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
+        num_warps=8,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rope_kv_write_keeps_its_registers(architecture: int, has_norm: bool, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        rope_kv_write._rope_kv_write_kernel,
+        architecture,
+        {name: "*bf16" for name in ("qkv_ptr", "kv_cache_ptr", "q_ptr", "q_norm_ptr", "k_norm_ptr")}
+        | {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32", "eps": "fp32"},
+        {
+            "NUM_HEADS": 32,
+            "NUM_KV_HEADS": 8,
+            "BLOCK_SIZE": 16,
+            "HEAD_DIM": 128,
+            "HALF_PADDED": 64,
+            "HAS_NORM": has_norm,
+        },
+        num_warps=1,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_silu_mul_keeps_its_registers(architecture: int, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        silu_mul._silu_mul_kernel,
+        architecture,
+        {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"},
+        {"BLOCK": 1024},
+        num_warps=4,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
