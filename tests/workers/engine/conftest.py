@@ -1,0 +1,117 @@
+"""Builders with defaults: a test names only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.outputs import TokenOutput
+from workers.engine.plan import StepPlan
+from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+from workers.scripted_rank import ScriptedRank, generate
+
+VOCAB_SIZE = 1000
+
+
+@dataclass
+class Bench:
+    """An engine and a rank that checks what it is told, driven by hand."""
+
+    engine: Engine
+    rank: ScriptedRank
+    now_s: float = 0.0
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+    finish_reasons: dict[str, FinishReason] = field(default_factory=dict)
+    outputs: list[TokenOutput] = field(default_factory=list)
+    requests: dict[str, EngineRequest] = field(default_factory=dict)
+    _names: Iterator[int] = field(default_factory=count)
+
+    def add(self, prompt: int | list[int] = 4, *, max_tokens: int = 4, **fields: Any) -> str:
+        """Add a request; a number stands for a prompt of that length which no other shares."""
+        number = next(self._names)
+        request_id = fields.pop("request_id", f"r{number}")
+        outside = {
+            key: fields.pop(key) for key in ("output_token_ids", "block_hashes", "priority") if key in fields
+        }
+        if isinstance(prompt, int):
+            prompt = [number * 37 % VOCAB_SIZE, *range(1, prompt)]
+        params = ChoiceParams(max_tokens=max_tokens, **{"ignore_eos": True, "seed": number, **fields})
+        request = EngineRequest(request_id, prompt, params, **outside)
+        output = self.engine.add(request, self.now_s)
+        self.requests[request_id] = request
+        self.token_ids[request_id] = []
+        if output is not None:
+            self._take([output])
+        return request_id
+
+    def plan(self) -> StepPlan | None:
+        """Plan a step and launch it."""
+        plan = self.engine.plan(self.now_s)
+        self.engine.check()
+        if plan is not None:
+            self.rank.launch(plan)
+        return plan
+
+    def apply(self) -> list[TokenOutput]:
+        """Apply the oldest result."""
+        outputs = self.engine.apply(self.rank.collect(), self.now_s)
+        self.engine.check()
+        self._take(outputs)
+        return outputs
+
+    def step(self) -> list[TokenOutput]:
+        """Plan as far ahead as the engine goes, then apply one result."""
+        while self.plan() is not None:
+            pass
+        return self.apply()
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Step until all requests have ended."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"requests have not ended after {max_steps} steps")
+
+    def expected(self, request_id: str) -> tuple[list[int], FinishReason]:
+        """What the request must yield."""
+        return generate(self.requests[request_id], self.engine.config, VOCAB_SIZE)
+
+    def assert_all_as_expected(self) -> None:
+        """Every request has yielded the tokens and the end that the pure function gives."""
+        for request_id in self.requests:
+            assert (self.token_ids[request_id], self.finish_reasons[request_id]) == self.expected(request_id)
+
+    def _take(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            assert output.request_id not in self.finish_reasons, "a request speaks after its end"
+            self.outputs.append(output)
+            self.token_ids[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.finish_reasons[output.request_id] = output.finish_reason
+
+
+def make_bench(**fields: Any) -> Bench:
+    """A bench whose engine is small: blocks of 4 tokens, one step at a time unless told otherwise."""
+    defaults = {
+        "max_model_len": 64,
+        "num_blocks": 32,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "run_ahead": 0,
+    }
+    config = EngineConfig(**{**defaults, **fields})
+    return Bench(Engine(config), ScriptedRank(config, VOCAB_SIZE))
+
+
+@pytest.fixture(name="make_bench", scope="session")
+def make_bench_fixture() -> Any:
+    """The builder, for tests that cannot import it."""
+    return make_bench

@@ -1,0 +1,191 @@
+"""Whatever the schedule, each request yields what a pure function of its tokens yields.
+
+The rank checks every KV slot that it reads, so a block reused too early fails at the step that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from workers.engine.errors import PromptTooLong
+from workers.engine.request import FinishReason
+
+EOS = 7
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request to be added; prompts share prefixes because they are cut from few texts."""
+
+    text: int
+    prompt_len: int
+    num_earlier: int
+    priority: int
+    params: dict[str, Any]
+
+    @property
+    def prompt(self) -> list[int]:
+        return [self.text * 10 + index // 3 for index in range(self.prompt_len)]
+
+
+wishes = st.builds(
+    Wish,
+    text=st.integers(0, 2),
+    prompt_len=st.integers(1, 20),
+    num_earlier=st.sampled_from([0, 0, 0, 1, 5]),
+    priority=st.integers(0, 2),
+    params=st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(1, 14),
+            "min_tokens": st.integers(0, 5),
+            "seed": st.integers(0, 2),
+            "ignore_eos": st.booleans(),
+            "stop_token_ids": st.sampled_from([(), (1, 2, 3), tuple(range(0, 1000, 5))]),
+        }
+    ),
+)
+
+configs = st.fixed_dictionaries(
+    {
+        "max_model_len": st.integers(8, 40),
+        "num_blocks": st.integers(3, 24),
+        "block_size": st.integers(1, 5),
+        "max_num_seqs": st.integers(1, 5),
+        "max_num_batched_tokens": st.integers(1, 24),
+        "enable_prefix_caching": st.booleans(),
+        "run_ahead": st.integers(0, 2),
+        "max_preemptions": st.integers(0, 3),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "eos_token_ids": st.sampled_from([(), (EOS,), tuple(range(0, 1000, 9))]),
+    }
+)
+
+# An abort names a request by its number, which may be over or not yet there.
+actions = st.lists(
+    st.one_of(
+        st.just(("plan", 0)),
+        st.just(("apply", 0)),
+        st.just(("add", 0)),
+        st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.just(("tell", 0)),
+    ),
+    max_size=60,
+)
+
+# Pools so tight that requests are preempted in most runs; each turn is a number of plans, then of results.
+tight_configs = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(12, 16),
+        "block_size": st.just(2),
+        "max_num_batched_tokens": st.integers(3, 24),
+        "enable_prefix_caching": st.booleans(),
+        "run_ahead": st.integers(1, 2),
+        "max_preemptions": st.integers(0, 2),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+    }
+)
+
+
+@given(config=configs, wishes=st.lists(wishes, min_size=1, max_size=10), actions=actions)
+@settings(max_examples=400, deadline=None)
+def test_any_schedule_yields_the_same_tokens(
+    make_bench: Callable[..., Any], config: dict[str, Any], wishes: list[Wish], actions: list[tuple[str, int]]
+) -> None:
+    bench = make_bench(**config)
+    engine = bench.engine
+    pending = list(wishes)
+    aborted: set[str] = set()
+    heard: set[bytes] = set()
+    next_sequence = 0
+
+    def add() -> None:
+        if pending:
+            wish = pending.pop()
+            # Tokens that an engine elsewhere would have generated, as far as it got.
+            earlier = [3] * min(wish.num_earlier, config["max_model_len"] - wish.prompt_len)
+            try:
+                bench.add(wish.prompt, output_token_ids=earlier, priority=wish.priority, **wish.params)
+            except PromptTooLong:
+                assert (
+                    wish.prompt_len >= config["max_model_len"]
+                    or wish.prompt_len + wish.params["max_tokens"]
+                    > config["num_blocks"] * config["block_size"]
+                )
+
+    def listen() -> None:
+        nonlocal next_sequence
+        events = engine.drain_cache_events()
+        if events is not None:
+            assert events.first_sequence == next_sequence
+            next_sequence += len(events.stored) + len(events.evicted)
+            assert heard.isdisjoint(events.stored)
+            heard.update(events.stored)
+            assert heard.issuperset(events.evicted)
+            heard.difference_update(events.evicted)
+        snapshot = engine.cache_snapshot()
+        assert sorted(snapshot.hashes) == sorted(heard)
+        assert snapshot.next_sequence == next_sequence
+
+    for action, number in actions:
+        if action == "add":
+            add()
+        elif action == "plan":
+            bench.plan()
+        elif action == "apply" and engine.num_launched:
+            bench.apply()
+        elif action == "abort" and engine.abort(f"r{number}"):
+            aborted.add(f"r{number}")
+            engine.check()
+        elif action == "tell":
+            listen()
+    while pending:
+        add()
+    bench.run()
+    listen()
+
+    for request_id in bench.requests:
+        token_ids, finish_reason = bench.expected(request_id)
+        if request_id in aborted:
+            assert request_id not in bench.finish_reasons
+            assert token_ids[: len(bench.token_ids[request_id])] == bench.token_ids[request_id]
+        else:
+            assert bench.token_ids[request_id] == token_ids
+            assert bench.finish_reasons[request_id] is finish_reason
+    load = engine.load()
+    assert load.num_free_blocks == load.num_blocks
+    assert (load.num_running, load.num_waiting, load.num_queued_tokens) == (0, 0, 0)
+    assert FinishReason.ERROR not in bench.finish_reasons.values()
+
+
+@given(
+    config=tight_configs,
+    prompts=st.lists(st.tuples(st.integers(1, 11), st.integers(0, 2)), min_size=3, max_size=6),
+    seed=st.integers(0, 99),
+    turns=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=25),
+)
+@settings(max_examples=300, deadline=None)
+def test_requests_that_crowd_each_other_out_still_yield_the_same_tokens(
+    make_bench: Callable[..., Any],
+    config: dict[str, Any],
+    prompts: list[tuple[int, int]],
+    seed: int,
+    turns: list[tuple[int, int]],
+) -> None:
+    bench = make_bench(**config)
+    for prompt_len, priority in prompts:
+        bench.add(prompt_len, max_tokens=12, seed=seed, priority=priority)
+
+    for num_plans, num_results in turns:
+        for _ in range(num_plans):
+            bench.plan()
+        for _ in range(min(num_results, bench.engine.num_launched)):
+            bench.apply()
+    bench.run()
+
+    bench.assert_all_as_expected()
+    event(f"preemptions: {min(bench.engine.load().num_preemptions, 5)}")

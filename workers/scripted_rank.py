@@ -1,0 +1,182 @@
+"""A rank whose model is a hash function, over a paged KV cache whose every read it checks.
+
+Where ``ScriptedExecutor`` only answers, this one does what a rank does, with numbers for tensors: it keeps
+tokens and block table of each row, writes for each computed token what a model's KV would depend on, and reads
+all of it back through the block table. A block handed out too early, shared wrongly or left unfilled raises
+``AssertionError`` at the step that would have computed nonsense.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from workers.engine.config import EngineConfig
+from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+
+_MASK = (1 << 61) - 1
+_FACTOR = 0x1F35_7AEB_9E37_79B1
+
+Slot = tuple[int, int]
+"""Block id and offset in the block."""
+
+
+def digest_of(token_ids: list[int]) -> int:
+    """What the KV of the last token depends on: all tokens up to it."""
+    digest = 1
+    for token_id in token_ids:
+        digest = _extend(digest, token_id)
+    return digest
+
+
+def next_token(digest: int, params: ChoiceParams, position: int, vocab_size: int) -> int:
+    """The token sampled at ``position`` after tokens with ``digest``."""
+    mixed = _extend(_extend(_extend(digest, params.seed), params.choice_index), position)
+    return (mixed >> 23) % vocab_size
+
+
+def generate(request: EngineRequest, config: EngineConfig, vocab_size: int) -> tuple[list[int], FinishReason]:
+    """What the engine must report of ``request``, said without an engine: its new tokens, and why it ends."""
+    params = request.params
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(config.eos_token_ids))
+    tokens = [*request.prompt_token_ids, *request.output_token_ids]
+    num_known = len(tokens)
+    while True:
+        num_output = len(tokens) - len(request.prompt_token_ids)
+        if num_output and num_output >= params.min_tokens and tokens[-1] in stops:
+            return tokens[num_known:], FinishReason.STOP
+        if num_output >= params.max_tokens or len(tokens) >= config.max_model_len:
+            return tokens[num_known:], FinishReason.LENGTH
+        tokens.append(next_token(digest_of(tokens), params, len(tokens), vocab_size))
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a rank keeps for one row. Digests are those of the tokens up to and including each."""
+
+    params: ChoiceParams
+    token_ids: list[int]
+    max_len: int
+    digests: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+
+    def digest_at(self, position: int) -> int:
+        while len(self.digests) <= position:
+            parent = self.digests[-1] if self.digests else 1
+            self.digests.append(_extend(parent, self.token_ids[len(self.digests)]))
+        return self.digests[position]
+
+
+class ScriptedRank:
+    """Runs each plan at ``launch``. An ``Executor``."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _Row] = {}
+        self._kv: dict[Slot, tuple[int, int]] = {}
+        """Position and digest of the token whose KV the slot holds."""
+        self._results: deque[StepResult] = deque()
+        self._touched: deque[dict[int, set[int]]] = deque()
+        """For each step not collected: blocks read or written, and by which rows (by identity)."""
+        self._next_step_id = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        """Run the plan, or raise ``AssertionError`` if it breaks the contract or reads what is not there."""
+        self._check_shape(plan)
+        for new_row in plan.new_rows:
+            self._rows[new_row.row] = self._begin(new_row)
+        scheduled = [self._rows[row] for row in plan.rows]
+        for row, new_block_ids, start in zip(scheduled, plan.new_block_ids, plan.starts, strict=True):
+            self._append_blocks(row, new_block_ids, start)
+        self._write(plan, scheduled)
+        self._read(plan, scheduled)
+        touched: dict[int, set[int]] = {}
+        for row in scheduled:
+            for block_id in row.block_ids:
+                touched.setdefault(block_id, set()).add(id(row))
+        self._touched.append(touched)
+        self._results.append(StepResult(plan.step_id, self._sample(plan, scheduled)))
+
+    def collect(self) -> StepResult:
+        """The result of the oldest plan."""
+        self._touched.popleft()
+        return self._results.popleft()
+
+    def ready(self) -> bool:
+        """True if a plan is not collected."""
+        return bool(self._results)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def _check_shape(self, plan: StepPlan) -> None:
+        """What ``StepPlan`` promises of itself."""
+        config = self._config
+        assert plan.step_id == self._next_step_id, "steps are numbered one after the other"
+        self._next_step_id += 1
+        num_rows = len(plan.rows)
+        columns = (plan.starts, plan.num_tokens, plan.samples, plan.new_block_ids)
+        assert all(len(column) == num_rows for column in columns), "a column has another length"
+        assert len(set(plan.rows)) == num_rows > 0, "a row is scheduled twice, or none is"
+        assert all(0 <= row < config.max_num_seqs for row in plan.rows), "a row is outside the batch"
+        assert {new_row.row for new_row in plan.new_rows} <= set(plan.rows), "a new row is not scheduled"
+        assert min(plan.num_tokens) >= 1, "a row is scheduled for nothing"
+        assert plan.num_batched_tokens <= config.max_num_batched_tokens, "the step exceeds its budget"
+        is_decode = [num == 1 and samples for num, samples in zip(plan.num_tokens, plan.samples, strict=True)]
+        assert is_decode == sorted(is_decode, reverse=True), "a prefill chunk stands before a decode"
+
+    def _begin(self, new_row: NewRow) -> _Row:
+        max_len = min(new_row.num_prompt_tokens + new_row.params.max_tokens, self._config.max_model_len)
+        return _Row(new_row.params, list(new_row.token_ids), max_len)
+
+    def _append_blocks(self, row: _Row, new_block_ids: list[int], start: int) -> None:
+        """Grow a block table; what it will write must not be in use by another row's step in flight."""
+        first_written = start // self._config.block_size
+        for index, block_id in enumerate(new_block_ids, start=len(row.block_ids)):
+            assert 0 <= block_id < self._config.num_blocks, f"block {block_id} does not exist"
+            for touched in self._touched if index >= first_written else ():
+                others = touched.get(block_id, set()) - {id(row)}
+                assert not others, f"block {block_id} is handed out while a launched step touches it"
+        row.block_ids.extend(new_block_ids)
+
+    def _write(self, plan: StepPlan, scheduled: list[_Row]) -> None:
+        written: set[Slot] = set()
+        for row, start, num_tokens in zip(scheduled, plan.starts, plan.num_tokens, strict=True):
+            assert start + num_tokens <= len(row.token_ids), "a token is computed before it is known"
+            for position in range(start, start + num_tokens):
+                slot = self._slot(row, position)
+                assert slot not in written, f"slot {slot} is written twice in one step"
+                written.add(slot)
+                self._kv[slot] = (position, row.digest_at(position))
+
+    def _read(self, plan: StepPlan, scheduled: list[_Row]) -> None:
+        for row, start, num_tokens in zip(scheduled, plan.starts, plan.num_tokens, strict=True):
+            for position in range(start + num_tokens):
+                slot = self._slot(row, position)
+                wanted = (position, row.digest_at(position))
+                assert self._kv.get(slot) == wanted, (
+                    f"slot {slot} does not hold position {position} of its row"
+                )
+
+    def _sample(self, plan: StepPlan, scheduled: list[_Row]) -> list[int]:
+        token_ids: list[int] = []
+        for index, row in enumerate(scheduled):
+            end = plan.starts[index] + plan.num_tokens[index]
+            assert plan.samples[index] == (end == len(row.token_ids)), "a row samples before its last token"
+            if plan.samples[index]:
+                assert end < row.max_len, "a token is sampled that its request has no room for"
+                token_id = next_token(row.digest_at(end - 1), row.params, end, self._vocab_size)
+                row.token_ids.append(token_id)
+                token_ids.append(token_id)
+        return token_ids
+
+    def _slot(self, row: _Row, position: int) -> Slot:
+        index, offset = divmod(position, self._config.block_size)
+        assert index < len(row.block_ids), f"position {position} has no block"
+        return row.block_ids[index], offset
+
+
+def _extend(digest: int, value: int) -> int:
+    return ((digest ^ (value + 1)) * _FACTOR + (digest >> 29)) & _MASK
