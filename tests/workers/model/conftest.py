@@ -1,0 +1,72 @@
+"""Fixtures of the rank's tests: the demo model loaded once, golden tokens, a driver of plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from workers.checkpoint.source import ModelFiles
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
+
+NUM_BLOCKS = 800
+GOLDENS_PATH = Path(__file__).parents[2] / "goldens" / "smollm2_135m.json"
+
+
+@pytest.fixture(scope="session")
+def plan_driver() -> ModuleType:
+    """The module ``plan_driver.py``, which tests run as a program as well."""
+    spec = importlib.util.spec_from_file_location("plan_driver", Path(__file__).with_name("plan_driver.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def goldens() -> list[dict[str, list[int]]]:
+    """Prompts and their greedy continuations by transformers in float32."""
+    return json.loads(GOLDENS_PATH.read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.fixture(scope="session")
+def demo_rank(demo_model: ModelFiles) -> Rank:
+    """The demo model on one thread."""
+    rank = Rank(RankConfig(files=demo_model, max_model_len=1024, num_threads=1))
+    rank.load()
+    rank.allocate(NUM_BLOCKS)
+    rank.warm_up()
+    return rank
+
+
+@pytest.fixture
+def driver(demo_rank: Rank, plan_driver: ModuleType) -> object:
+    """Drives the demo model; blocks in random order."""
+    return plan_driver.PlanDriver(demo_rank, NUM_BLOCKS)
+
+
+@pytest.fixture
+def make_rank() -> Callable[..., Rank]:
+    """Build a loaded rank from the fields of its config."""
+
+    def make(num_blocks: int = 64, **fields: object) -> Rank:
+        rank = Rank(RankConfig(**{"num_threads": 1, **fields}))
+        rank.load()
+        rank.allocate(num_blocks)
+        rank.warm_up()
+        return rank
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Leave the machine's other cores to others."""
+    torch.set_num_threads(1)
