@@ -99,7 +99,7 @@ class Ingress:
         return self.config.limits
 
     async def start(self, membership: Membership) -> None:
-        """Read tokenizers (seconds, in a thread) and begin to connect to replicas.
+        """Read tokenizers (half a second each, in a thread) and begin to connect to replicas.
 
         Raises:
             UnknownModel: a model's files hold no tokenizer that is understood; nothing was started.

@@ -167,8 +167,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         outbox: asyncio.Queue[pb.ReplicaMessage] = asyncio.Queue()
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         try:
-            yield pb.ReplicaMessage(hello=self._hello())
-            yield pb.ReplicaMessage(snapshot=self._snapshot())
+            outbox.put_nowait(pb.ReplicaMessage(hello=self._hello()))
+            outbox.put_nowait(pb.ReplicaMessage(snapshot=self._snapshot()))
             self._outboxes.append(outbox)
             self.changed.set()
             while True:

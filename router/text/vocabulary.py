@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from router.text.detokenizer import byte_level_bytes, sentencepiece_bytes
+from router.text.gguf_metadata import GgufError, read_metadata
 from router.text.tokenizer import Vocabulary
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UnknownModel
@@ -27,7 +27,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def load_vocabulary(files: ModelFiles) -> Vocabulary:
-    """Read a model's vocabulary. Blocks for a second or two: not for an event loop.
+    """Read a model's vocabulary. Blocks for half a second: not for an event loop.
 
     Raises:
         UnknownModel: the files hold no tokenizer that is understood; the message says what to do.
@@ -36,11 +36,13 @@ def load_vocabulary(files: ModelFiles) -> Vocabulary:
 
 
 def _from_gguf(path: Path) -> Vocabulary:
-    reader = gguf.GGUFReader(str(path))
+    try:
+        metadata = read_metadata(path)
+    except (OSError, GgufError) as error:
+        raise UnknownModel(f"{path}: {error}", "model") from error
 
     def value(key: str, default: Any = None) -> Any:
-        found = reader.fields.get(f"tokenizer.{key}")
-        return default if found is None else found.contents()
+        return metadata.get(f"tokenizer.{key}", default)
 
     kind = value("ggml.model")
     if kind != "gpt2":

@@ -83,6 +83,11 @@ class Edge:
         while not condition():  # noqa: ASYNC110  # what is waited for is plain state of the code under test
             await asyncio.sleep(0.001)
 
+    async def until_metric(self, line: str) -> None:
+        """Scrape until the metrics hold ``line``."""
+        while line not in (await self.client.get("/metrics")).text.splitlines():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
     async def chat(self, **fields: Any) -> httpx.Response:
         """A chat request with defaults."""
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], **fields}
@@ -95,6 +100,7 @@ class Edge:
     async def listen(self) -> str:
         """Serve on a real socket; the base URL."""
         listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # a slow reader shows soon
         server = uvicorn.Server(uvicorn.Config(self.app, log_level="error", lifespan="off"))
         task = asyncio.create_task(server.serve(sockets=[listening]))
         self.servers.append((server, task))

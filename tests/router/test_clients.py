@@ -89,13 +89,11 @@ async def test_a_client_that_leaves_while_no_replica_is_there_is_forgotten(make_
     url = httpx.URL(await edge.listen())
     _, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(raw_request(9, stream=True))
-    while 'in_flight{model="tiny"} 1.0' not in (await edge.client.get("/metrics")).text:
-        await asyncio.sleep(0)
+    await edge.until_metric('shoal_requests_in_flight{model="tiny"} 1.0')
 
     writer.close()
 
-    while 'in_flight{model="tiny"} 0.0' not in (await edge.client.get("/metrics")).text:
-        await asyncio.sleep(0)
+    await edge.until_metric('shoal_requests_in_flight{model="tiny"} 0.0')
 
 
 async def test_a_client_that_does_not_read_is_cancelled_and_hurts_nobody(make_edge) -> None:

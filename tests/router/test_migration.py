@@ -28,6 +28,11 @@ async def where(edge, num_submits: int = 1) -> tuple[ScriptedReplica, ScriptedRe
     return (first, second) if first.submits else (second, first)
 
 
+async def until_answered(edge) -> None:
+    """Until a first output of each request has come."""
+    await edge.until(lambda: all(view.num_booked == 0 for view in edge.replica_set.open_views))
+
+
 async def test_a_killed_replica_does_not_show_in_the_text(make_edge) -> None:
     edge = await make_edge(by_hand(), by_hand())
     expected = bytes(97 + (11 + i * i) % 26 for i in range(LONG)).decode()
@@ -35,7 +40,7 @@ async def test_a_killed_replica_does_not_show_in_the_text(make_edge) -> None:
     busy, idle = await where(edge)
     for _ in range(7):
         busy.step()
-    await edge.until(lambda: busy.num_running == 1)
+    await until_answered(edge)
 
     await busy.kill()
     await idle.until(lambda: bool(idle.submits))
@@ -59,6 +64,7 @@ async def test_all_choices_go_on_with_their_own_random_numbers(make_edge) -> Non
     busy, idle = await where(edge, 3)
     for _ in range(5):
         busy.step()
+    await until_answered(edge)
 
     await busy.kill()
     await edge.until(lambda: len(idle.submits) == 3)
@@ -96,6 +102,7 @@ async def test_a_character_cut_in_two_by_a_loss_is_whole(make_edge) -> None:
     busy, idle = await where(edge)
     busy.step()
     busy.step()
+    await until_answered(edge)
 
     await busy.kill()
     await idle.until(lambda: bool(idle.submits))
@@ -112,6 +119,7 @@ async def test_a_stop_string_is_found_across_a_loss(make_edge) -> None:
     busy, idle = await where(edge)
     for _ in range(8):  # up to "E"
         busy.step()
+    await until_answered(edge)
 
     await busy.kill()
     await idle.until(lambda: bool(idle.submits))
@@ -158,7 +166,7 @@ async def test_a_stream_whose_replicas_are_all_lost_ends_in_an_error_event(make_
     answer = asyncio.create_task(edge.chat(max_tokens=LONG, stream=True))
     await replica.until(lambda: bool(replica.submits))
     replica.step()
-    await edge.until(lambda: edge.ingress.models[0].replicas.open_views[0].num_booked == 0)
+    await until_answered(edge)
 
     await replica.kill()
     events = (await answer).text.split("\n\n")
