@@ -19,6 +19,7 @@ from router.openai import errors
 from router.openai.body import read_body
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
+from router.openai.document import body_of, document
 from router.openai.health import health
 from router.openai.metrics import Metrics
 from router.openai.models import model_list, model_object
@@ -47,12 +48,12 @@ def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI
     started = int(time.time())
     max_body_bytes = ingress.limits.max_body_bytes
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=body_of("ChatBody"))
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody, max_body_bytes)
         return await answer_chat(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=body_of("CompletionBody"))
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody, max_body_bytes)
         return await answer_completion(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
@@ -81,6 +82,7 @@ def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     app.add_exception_handler(Exception, errors.answer_internal_error)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.add_middleware(EdgeMiddleware, count=lambda route, status: _count(metrics, route, status))
     return app
 

@@ -40,12 +40,14 @@ class ServedModel:
     async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
+        self._check_length(num_chars)
         if num_chars < LONG_PROMPT_CHARS:
             return self._checked(Prompt(self.tokenizer.encode_chat(messages)))
         return self._checked(await asyncio.to_thread(self._tokenize_chat, messages))
 
     async def prompt_of_text(self, text: str) -> Prompt:
         """Tokenize a prompt that is text."""
+        self._check_length(len(text))
         if len(text) < LONG_PROMPT_CHARS:
             return self._checked(Prompt(self.tokenizer.encode(text)))
         return self._checked(await asyncio.to_thread(self._tokenize_text, text))
@@ -66,6 +68,15 @@ class ServedModel:
             for shape in self.replicas.shapes():
                 prompt.hashes(shape)
         return prompt
+
+    def _check_length(self, num_chars: int) -> None:
+        """Refuse, without tokenizing, megabytes that cannot fit."""
+        least = self.tokenizer.least_num_tokens(num_chars)
+        if least >= self.config.max_model_len:
+            raise PromptTooLong(
+                f"prompt has {num_chars} characters, which are at least {least} tokens, this model takes "
+                f"{self.config.max_model_len} with its output: shorten the prompt"
+            )
 
     def _checked(self, prompt: Prompt) -> Prompt:
         if len(prompt) >= self.config.max_model_len:

@@ -49,6 +49,9 @@ class Tokenizer:
         self._pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
         self._literal_pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
         self._literal_pipeline.encode_special_tokens = True
+        # A normalizer may drop characters: then nothing can be said from a text's length.
+        longest = max(map(len, self.table.with_special), default=0)
+        self._longest_token_bytes = longest if self._pipeline.normalizer is None else 0
         names = sorted(
             (self.table.bytes_of(i).decode("utf-8", "replace") for i in vocabulary.special_token_ids),
             key=len,
@@ -60,6 +63,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self.table)
+
+    def least_num_tokens(self, num_chars: int) -> int:
+        """Tokens that a text of ``num_chars`` characters has at least, told without looking at it."""
+        return -(-num_chars // self._longest_token_bytes) if self._longest_token_bytes else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; control tokens in it are control tokens."""
@@ -101,10 +108,11 @@ class Tokenizer:
         )
         if not hidden:
             return self.encode(text, add_special_tokens=False)
+        literally = {name: self.encode_literally(name) for name in set(hidden)}
         token_ids: list[int] = []
         for i, piece in enumerate(re.split(f"{nonce}x([0-9]+)x", text)):
             if i % 2:
-                token_ids += self.encode_literally(hidden[int(piece)])
+                token_ids += literally[hidden[int(piece)]]
             elif piece:
                 token_ids += self.encode(piece, add_special_tokens=False)
         return token_ids

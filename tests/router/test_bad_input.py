@@ -138,13 +138,29 @@ async def test_a_body_that_is_no_request_is_refused(make_edge, body: bytes) -> N
 async def test_too_long_a_prompt_is_refused_with_both_numbers(make_edge) -> None:
     edge = await make_edge(max_model_len=100)
 
-    for prompt in ("a" * 100, "a" * 20_000, [97] * 100):
+    for prompt, length in (
+        ("a" * 100, "100 tokens"),
+        ([97] * 120, "120 tokens"),
+        ("a" * 20_000, "2223 tokens"),
+    ):
         response = await edge.complete(prompt=prompt)
 
         error = error_of(response)
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert f"{len(prompt)} tokens" in error["message"]
-        assert "100" in error["message"]
+        assert length in error["message"]
+        assert "takes 100" in error["message"]
+
+
+async def test_a_prompt_long_enough_for_a_thread_is_the_same_prompt(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), max_model_len=50_000)
+    text = "word " * 4000
+
+    await edge.complete(prompt=text, max_tokens=1)
+    await edge.chat(messages=[{"role": "user", "content": text}], max_tokens=1)
+
+    plain, chat = edge.replica.submits
+    assert bytes(plain.prompt_token_ids) == text.encode()
+    assert text.encode() in bytes(i % 256 for i in chat.prompt_token_ids)
 
 
 async def test_prompt_and_output_must_fit_together(make_edge) -> None:

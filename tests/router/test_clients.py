@@ -174,3 +174,17 @@ async def test_metrics_count_requests_tokens_and_show_the_replicas_load(make_edg
         'shoal_time_to_first_token_seconds_count{model="tiny"} 1.0',
     ):
         assert line in text.splitlines()
+
+
+async def test_the_openapi_document_describes_bodies(make_edge) -> None:
+    edge = await make_edge()
+
+    document = (await edge.client.get("/openapi.json")).json()
+
+    schemas = document["components"]["schemas"]
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
+    assert schemas["ChatBody"]["properties"]["messages"]["items"] == {
+        "$ref": "#/components/schemas/ChatMessage"
+    }
+    assert "temperature" in schemas["CompletionBody"]["properties"]
