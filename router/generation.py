@@ -188,7 +188,7 @@ class Generation:
         ]
         self._replicas = replicas
         self._arrival_s = arrival_s
-        self._lost: list[Choice] = []
+        self._unplaced: list[Choice] = []
         self._ready: list[Delta] = []
 
     @property
@@ -237,13 +237,15 @@ class Generation:
         """
         deltas, self._ready = self._ready, []
         while not deltas:
-            while self._lost:  # text that came before the loss has been handed out by now
-                await self._go_on(self._lost.pop(), deltas)
+            while self._unplaced:  # text that came before has been handed out by now
+                await self._go_on(self._unplaced.pop(), deltas)
             if deltas:
                 break
             for choice, output in await self._mailbox.take():
                 if output is None:
-                    self._lost.append(choice)
+                    self._replicas.withdraw(choice.journal)
+                    choice.journal.note_lost()
+                    self._unplaced.append(choice)
                 else:
                     self._absorb(choice, output, deltas)
             if self._mailbox.has_overflowed:
@@ -263,7 +265,9 @@ class Generation:
                 raise InvalidRequest(message, output.error_param or None)
             raise ShoalError(message)
         if reason == FinishReason.ABORT:  # we did not ask for it: the replica cuts its requests off
-            self._lost.append(choice)
+            self._replicas.withdraw(choice.journal)
+            choice.journal.note_cut_off()
+            self._unplaced.append(choice)
             return
         if choice.absorb(output, deltas) or reason:
             self._replicas.withdraw(choice.journal)
@@ -271,8 +275,6 @@ class Generation:
     async def _go_on(self, choice: Choice, deltas: list[Delta]) -> None:
         if choice.finish_reason is not None:
             return
-        self._replicas.withdraw(choice.journal)
-        choice.journal.note_lost()
         if choice.journal.is_complete:
             choice.end(FinishReason.LENGTH, deltas)
             return

@@ -65,9 +65,18 @@ class Journal:
         """True if all tokens asked for are here, though the replica's last word may be missing."""
         return len(self.output_token_ids) >= self.params.max_tokens
 
+    @property
+    def is_resumed(self) -> bool:
+        """True if it has been at a replica before: it was admitted once."""
+        return self._attempt > 0
+
     def note_lost(self) -> None:
-        """The replica it was on is gone: the next attempt has a new id."""
+        """The replica it was on broke or stalled: it is avoided, and held against the request."""
         self.lost_on.append(self.replica_id)
+        self._attempt += 1
+
+    def note_cut_off(self) -> None:
+        """The replica it was on let it go on purpose, as at the end of a drain."""
         self._attempt += 1
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:

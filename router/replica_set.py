@@ -30,7 +30,7 @@ class PlacementCounts:
     num_hit_tokens: int = 0
     """Of those, predicted to be cached where they went."""
     num_resumed: int = 0
-    """Placements of requests that had lost a replica."""
+    """Placements of requests that had been at a replica before."""
 
 
 class ReplicaSet:
@@ -105,7 +105,7 @@ class ReplicaSet:
         """Choose a replica, reserve it there, and send it.
 
         Raises:
-            Overloaded: all queues are full (a request that has lost a replica is placed nevertheless).
+            Overloaded: all queues are full (a request that was admitted before is placed nevertheless).
             ReplicaLost: no replica is open; nothing was sent.
         """
         views = self._admitting(journal)
@@ -123,7 +123,7 @@ class ReplicaSet:
         self.counts.num_placed += 1
         self.counts.num_tokens += journal.num_tokens
         self.counts.num_hit_tokens += best.num_hit_tokens
-        self.counts.num_resumed += bool(journal.lost_on)
+        self.counts.num_resumed += journal.is_resumed
 
     def withdraw(self, journal: Journal) -> None:
         """Forget a request: cancel it if it is still running. Safe to call twice."""
@@ -136,7 +136,7 @@ class ReplicaSet:
         views = self.open_views
         if not views:
             raise ReplicaLost("no replica of the model is available")
-        if journal.lost_on:  # it was admitted once; better not where it was lost
+        if journal.is_resumed:  # it was admitted once; better not where it was lost
             return [v for v in views if v.replica_id not in journal.lost_on] or views
         views = [v for v in views if v.num_waiting < self._limits.max_waiting_per_replica]
         if not views:
