@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,46 +21,100 @@ app = typer.Typer(
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
 
+ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")]
+MaxNumSeqsOption = Annotated[int, typer.Option(help="Most requests in a step.")]
+MaxModelLenOption = Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")]
+MaxTokensOption = Annotated[
+    int | None, typer.Option("--max-num-batched-tokens", help="Most tokens in a step.")
+]
+DtypeOption = Annotated[str, typer.Option()]
+LoadFormatOption = Annotated[str, typer.Option(help="auto, gguf, safetensors, or dummy for random weights.")]
+RepeatsOption = Annotated[int, typer.Option(help="Runs of each; the best counts.")]
+
+
 @app.command()
 def throughput(
-    model: Annotated[
-        str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")
-    ] = None,
-    batch_sizes: Annotated[str, typer.Option(help="Prompts at once, separated by commas.")] = "1,8,32",
+    model: ModelOption = None,
+    num_prompts: Annotated[
+        str, typer.Option(help="Prompts at once; several runs separated by commas.")
+    ] = "1,8,32",
     input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 128,
     output_len: Annotated[int, typer.Option(help="Output tokens.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Runs of each; the best counts.")] = 1,
-    max_num_seqs: Annotated[int, typer.Option()] = 256,
-    max_model_len: Annotated[int | None, typer.Option()] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option()] = None,
-    dtype: Annotated[str, typer.Option()] = "auto",
-    load_format: Annotated[str, typer.Option()] = "auto",
+    shared_len: Annotated[int, typer.Option(help="Leading prompt tokens that all prompts share.")] = 0,
+    spread: Annotated[int, typer.Option(help="Lengths are uniform from this much less.")] = 0,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    repeats: RepeatsOption = 1,
+    max_num_seqs: MaxNumSeqsOption = 256,
+    max_model_len: MaxModelLenOption = None,
+    max_num_batched_tokens: MaxTokensOption = None,
+    enable_prefix_caching: Annotated[bool, typer.Option("--prefix-caching/--no-prefix-caching")] = True,
+    dtype: DtypeOption = "auto",
+    load_format: LoadFormatOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
     """Output tokens per second of the engine alone, prefill included."""
-    from deploy.bench.throughput import measure_batches
+    from deploy.bench.throughput import Workload, measure_all
     from deploy.offline.llm import LLM
 
-    result: dict[str, Any] = {"bench": "throughput", "environment": environment()}
-    llm = LLM(
-        model,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        dtype=dtype,
-        load_format=load_format,
-        skip_tokenizer_init=True,
-    )
-    sizes = [int(size) for size in batch_sizes.split(",")]
-    found = measure_batches(llm, sizes, input_len, output_len, llm.vocab_size, repeats)
-    result["settings"] = {
-        "model": model or "demo",
-        "dtype": dtype,
+    settings: dict[str, Any] = {
+        "model": model,
         "max_num_seqs": max_num_seqs,
-        "repeats": repeats,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "enable_prefix_caching": enable_prefix_caching,
+        "dtype": dtype,
+        "load_format": load_format,
     }
-    result["runs"] = [asdict(one) for one in found]
-    _show("throughput", result["runs"])
+    result: dict[str, Any] = {"bench": "throughput", "environment": environment(), "settings": settings}
+    started_s = time.perf_counter()
+    llm = LLM(**settings, skip_tokenizer_init=True)
+    result["start_s"] = round(time.perf_counter() - started_s, 2)
+    workloads = [
+        Workload(int(count), input_len, output_len, shared_len, spread, temperature)
+        for count in num_prompts.split(",")
+    ]
+    result["workloads"] = [asdict(one) for one in workloads]
+    result["runs"] = [asdict(one) for one in measure_all(llm, workloads, llm.vocab_size, repeats)]
+    _show(f"throughput (start {result['start_s']} s)", result["runs"])
+    write_result(json_path, result)
+    llm.close()
+
+
+@app.command()
+def latency(
+    model: ModelOption = None,
+    batch_sizes: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
+    input_len: Annotated[str, typer.Option(help="Prompt tokens, separated by commas.")] = "128",
+    num_steps: Annotated[int, typer.Option(help="Decode steps to time; 0 times the first token alone.")] = 64,
+    repeats: RepeatsOption = 3,
+    max_num_seqs: MaxNumSeqsOption = 256,
+    max_model_len: MaxModelLenOption = None,
+    max_num_batched_tokens: MaxTokensOption = None,
+    dtype: DtypeOption = "auto",
+    load_format: LoadFormatOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Time to the first token, and of one decode step, by batch size."""
+    from deploy.bench.throughput import measure_steps
+    from deploy.offline.llm import LLM
+
+    settings: dict[str, Any] = {
+        "model": model,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "dtype": dtype,
+        "load_format": load_format,
+    }
+    result: dict[str, Any] = {"bench": "latency", "environment": environment(), "settings": settings}
+    llm = LLM(**settings, skip_tokenizer_init=True)
+    sizes = [int(size) for size in batch_sizes.split(",")]
+    result["runs"] = [
+        asdict(one)
+        for length in input_len.split(",")
+        for one in measure_steps(llm, sizes, int(length), num_steps, llm.vocab_size, repeats)
+    ]
+    _show("latency", result["runs"])
     write_result(json_path, result)
     llm.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from deploy.offline.llm import LLM
 from deploy.offline.sampling_params import SamplingParams
@@ -67,7 +67,7 @@ def measure(llm: LLM, workload: Workload, vocab_size: int, repeats: int = 1) -> 
     """Best of ``repeats`` runs; each has prompts of its own, so that the prefix cache finds nothing."""
     best: Throughput | None = None
     for repeat in range(repeats):
-        one = Workload(**{**asdict(workload), "seed": workload.seed + 1000 * repeat})
+        one = replace(workload, seed=workload.seed + 1000 * repeat)
         prompts, params = one.prompts(vocab_size), one.params()
         started_s = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -78,7 +78,7 @@ def measure(llm: LLM, workload: Workload, vocab_size: int, repeats: int = 1) -> 
             num_prompts=one.num_prompts,
             input_len=one.input_len,
             output_len=one.output_len,
-            wall_s=round(wall_s, 3),
+            wall_s=round(wall_s, 5),
             output_tokens_per_s=round(num_output / wall_s, 1),
             total_tokens_per_s=round((num_output + num_input) / wall_s, 1),
             cached_tokens=sum(output.num_cached_tokens for output in outputs),
@@ -89,12 +89,44 @@ def measure(llm: LLM, workload: Workload, vocab_size: int, repeats: int = 1) -> 
     return best
 
 
-def measure_batches(
-    llm: LLM, batch_sizes: Sequence[int], input_len: int, output_len: int, vocab_size: int, repeats: int
-) -> list[Throughput]:
-    """One run a batch size, after a short warm-up of that size."""
+def measure_all(llm: LLM, workloads: Sequence[Workload], vocab_size: int, repeats: int) -> list[Throughput]:
+    """One figure a workload, each after a short warm-up of its size."""
+    results = []
+    for workload in workloads:
+        measure(llm, replace(workload, output_len=8, spread=0, seed=workload.seed + 77), vocab_size)
+        results.append(measure(llm, workload, vocab_size, repeats))
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Time to the first token of a batch of prompts, then of one decode step."""
+
+    batch_size: int
+    input_len: int
+    num_steps: int
+    first_token_ms: float
+    """Of the whole batch, prefill of all prompts included."""
+    step_ms: float
+
+
+def measure_steps(
+    llm: LLM, batch_sizes: Sequence[int], input_len: int, num_steps: int, vocab_size: int, repeats: int
+) -> list[StepTime]:
+    """Differences of two runs, with and without the decode steps; the least of ``repeats``."""
     results = []
     for size in batch_sizes:
-        measure(llm, Workload(size, input_len, 8, seed=77), vocab_size)
-        results.append(measure(llm, Workload(size, input_len, output_len), vocab_size, repeats))
+        measure(llm, Workload(size, input_len, 4, seed=5), vocab_size)
+        first_s = [
+            measure(llm, Workload(size, input_len, 1, seed=100 + i), vocab_size).wall_s
+            for i in range(repeats)
+        ]
+        whole_s = [
+            measure(llm, Workload(size, input_len, 1 + num_steps, seed=200 + i), vocab_size).wall_s
+            for i in range(repeats)
+        ]
+        step_s = (min(whole_s) - min(first_s)) / num_steps if num_steps else 0.0
+        results.append(
+            StepTime(size, input_len, num_steps, round(1e3 * min(first_s), 3), round(1e3 * step_s, 3))
+        )
     return results

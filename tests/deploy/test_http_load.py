@@ -1,0 +1,45 @@
+"""The load client counts every event once, however the bytes are cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deploy.bench.http_load import LoadPlan, run_load
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 8, 13, 1000])
+async def test_events_are_counted_however_they_are_cut(cut: int) -> None:
+    events = b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"x": "data"}\n\n' * 9 + b"data: [DONE]\n\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for start in range(0, len(events), cut):
+            writer.write(events[start : start + cut])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    result = await run_load(LoadPlan(f"http://127.0.0.1:{port}/v1", "m", 2, 3, 4, 9))
+
+    assert (result.num_requests, result.num_failed, result.num_chunks) == (6, 0, 54)
+    server.close()
+
+
+async def test_a_stream_that_breaks_off_counts_as_failed() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\n\r\ndata: {"a": 1}\n\n')
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    result = await run_load(LoadPlan(f"http://127.0.0.1:{port}/v1", "m", 1, 2, 4, 9))
+
+    assert (result.num_requests, result.num_failed) == (2, 2)
+    server.close()
