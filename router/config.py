@@ -71,4 +71,4 @@ class IngressConfig:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     max_index_hashes: int = 8_000_000
-    """Block hashes that the prefix index of one model may hold over all replicas (about 130 bytes each)."""
+    """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""

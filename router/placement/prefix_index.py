@@ -5,7 +5,7 @@ free a chain's tail first, so what a replica holds of a chain is a prefix of it.
 it gallops to the first missing block instead of looking at each. Should an engine ever keep a block beyond
 a hole, the answer is an estimate that is off, never a wrong result.
 
-A pair of replica and block takes about 130 bytes (a 16-byte ``bytes`` object and its place in a set).
+A pair of replica and block takes about 100 bytes (a 16-byte ``bytes`` object and its place in a set).
 """
 
 from __future__ import annotations
