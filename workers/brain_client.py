@@ -77,6 +77,11 @@ class BrainClient:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        """Of the process; negative for a signal, None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def idle_load(self) -> Load:
         """The load of the engine as it was when all ranks had connected."""
         assert self._idle_load is not None, "started() has not returned yet"

@@ -70,7 +70,9 @@ class FramedSocket:
         return payloads
 
     def close(self) -> None:
-        """Send what is left, waiting at most a second, and hang up."""
+        """Send what is left, waiting at most a second, and hang up. Safe to call twice."""
+        if self._peer.fileno() < 0:
+            return
         self._peer.settimeout(1.0)
         with contextlib.suppress(OSError):
             self._peer.sendall(self._outbound)
