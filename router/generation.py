@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.proto import shoal_pb2 as pb
-from router.journal import Journal, Prompt
+from router.journal import Journal, Loss, Prompt
 from router.replica_set import ReplicaSet
 from router.text.detokenizer import Detokenizer, TokenTable
 from router.text.stop import StopMatcher
@@ -70,9 +70,9 @@ class Choice:
         """Queue an output for the consumer."""
         self._mailbox.put((self, output))
 
-    def on_lost(self, reason: str) -> None:
+    def on_loss(self, loss: Loss) -> None:
         """Queue the news that the request must go on elsewhere."""
-        self._mailbox.put((self, None))
+        self._mailbox.put((self, loss))
 
     def absorb(self, output: pb.TokenOutput, deltas: list[Delta]) -> bool:
         """Turn an output into deltas, token by token.
@@ -126,8 +126,7 @@ class Choice:
         deltas.append(Delta(self, text, None, None, self.finish_reason))
 
 
-_Item = tuple[Choice, pb.TokenOutput | None]
-"""None: the replica is lost."""
+_Item = tuple[Choice, pb.TokenOutput | Loss]
 
 
 class _Mailbox:
@@ -242,10 +241,8 @@ class Generation:
             if deltas:
                 break
             for choice, output in await self._mailbox.take():
-                if output is None:
-                    self._replicas.withdraw(choice.journal)
-                    choice.journal.note_lost()
-                    self._unplaced.append(choice)
+                if isinstance(output, Loss):
+                    self._take_back(choice, output)
                 else:
                     self._absorb(choice, output, deltas)
             if self._mailbox.has_overflowed:
@@ -265,12 +262,15 @@ class Generation:
                 raise InvalidRequest(message, output.error_param or None)
             raise ShoalError(message)
         if reason == FinishReason.ABORT:  # we did not ask for it: the replica cuts its requests off
-            self._replicas.withdraw(choice.journal)
-            choice.journal.note_cut_off()
-            self._unplaced.append(choice)
+            self._take_back(choice, Loss.CUT_OFF)
             return
         if choice.absorb(output, deltas) or reason:
             self._replicas.withdraw(choice.journal)
+
+    def _take_back(self, choice: Choice, loss: Loss) -> None:
+        self._replicas.withdraw(choice.journal)
+        choice.journal.note_loss(loss)
+        self._unplaced.append(choice)
 
     async def _go_on(self, choice: Choice, deltas: list[Delta]) -> None:
         if choice.finish_reason is not None:

@@ -7,10 +7,18 @@ random number depends on (seed, choice index, position) alone, so the rest is wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from router.placement.replica_view import ReplicaShape
 from workers.engine.block_hash import hash_block, hash_blocks
 from workers.engine.request import ChoiceParams, EngineRequest
+
+
+class Loss(Enum):
+    """How a request lost its replica."""
+
+    BROKEN = "the replica died or stalled, perhaps because of the request"
+    CUT_OFF = "the replica let it go on purpose, at the end of a drain"
 
 
 class Prompt:
@@ -47,7 +55,7 @@ class Journal:
         self.replica_id = ""
         """Where it is, or was last; empty before the first placement."""
         self.lost_on: list[str] = []
-        """Replicas that were lost under it, in order."""
+        """Replicas that broke under it, in order."""
         self._attempt = 0
 
     @property
@@ -70,13 +78,10 @@ class Journal:
         """True if it has been at a replica before: it was admitted once."""
         return self._attempt > 0
 
-    def note_lost(self) -> None:
-        """The replica it was on broke or stalled: it is avoided, and held against the request."""
-        self.lost_on.append(self.replica_id)
-        self._attempt += 1
-
-    def note_cut_off(self) -> None:
-        """The replica it was on let it go on purpose, as at the end of a drain."""
+    def note_loss(self, loss: Loss) -> None:
+        """It is at no replica any more; one that broke is avoided, and held against the request."""
+        if loss is Loss.BROKEN:
+            self.lost_on.append(self.replica_id)
         self._attempt += 1
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:

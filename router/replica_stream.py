@@ -17,10 +17,11 @@ import grpc.aio
 
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
-from router import wire
+from cluster.wire import load_from_wire, request_to_wire
 from router.config import Timeouts
+from router.journal import Loss
 from router.placement.prefix_index import PrefixIndex
-from router.placement.replica_view import ReplicaView
+from router.placement.replica_view import ReplicaShape, ReplicaView
 from workers.engine.errors import ReplicaLost
 from workers.engine.request import EngineRequest
 
@@ -41,7 +42,7 @@ class Sink(Protocol):
         """Take new tokens; an output with a finish reason is the last."""
         ...
 
-    def on_lost(self, reason: str) -> None:
+    def on_loss(self, loss: Loss) -> None:
         """Nothing more will come: the stream has ended."""
         ...
 
@@ -72,6 +73,7 @@ class ReplicaStream:
         self._progress_s = 0.0
         self._num_failures = 0
         self._is_retired = False
+        self._is_draining = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -118,7 +120,7 @@ class ReplicaStream:
         if not self._sinks:
             self._progress_s = self._now()
         self._sinks[request.request_id] = sink
-        self._outgoing.put_nowait(wire.submit_message(request))
+        self._outgoing.put_nowait(pb.IngressMessage(submit=request_to_wire(request)))
 
     def cancel(self, request_id: str) -> None:
         """End a request; its sink hears nothing more. Unknown ids are ignored."""
@@ -126,7 +128,7 @@ class ReplicaStream:
             return
         if self.view is not None:
             self.view.settle(request_id)
-        self._outgoing.put_nowait(wire.cancel_message([request_id]))
+        self._outgoing.put_nowait(pb.IngressMessage(cancel=pb.Cancel(request_ids=[request_id])))
         self._end_if_idle()
 
     def _now(self) -> float:
@@ -208,13 +210,15 @@ class ReplicaStream:
 
     def _open(self, hello: pb.Hello) -> None:
         self._progress_s = self._now()
+        self._is_draining = False
         self._index.await_snapshot(self.index_key)
-        self.view = ReplicaView(self.replica_id, wire.shape_of(hello))
+        self.view = ReplicaView(self.replica_id, _shape(hello))
         self.view.is_open = not self._is_retired
         log.info("replica %s: stream to %s is open", self.replica_id, self.address)
         self._on_change()
 
     def _drain(self, deadline_s: float) -> None:
+        self._is_draining = True
         if self.view is not None:
             self.view.is_open = False
         log.info("replica %s drains: %d requests, %.1f s", self.replica_id, len(self._sinks), deadline_s)
@@ -226,7 +230,7 @@ class ReplicaStream:
         self._progress_s = self._now()
         self._num_failures = 0
         if step.HasField("load"):
-            view.apply_load(wire.load_of(step.load))
+            view.apply_load(load_from_wire(step.load))
         for output in step.outputs:
             request_id = output.request_id
             if view.num_booked:
@@ -241,7 +245,7 @@ class ReplicaStream:
             cache = step.cache
             if not self._index.apply(self.index_key, cache.first_sequence, cache.stored, cache.evicted):
                 log.warning("replica %s: cache events are missing, asking for a snapshot", self.replica_id)
-                self._outgoing.put_nowait(wire.resync_message())
+                self._outgoing.put_nowait(pb.IngressMessage(resync=pb.Resync()))
         if self._is_retired:
             self._end_if_idle()
 
@@ -249,6 +253,7 @@ class ReplicaStream:
         """Forget what was known of the replica, then tell the requests that were there."""
         was_open, self.view = self.view is not None, None
         sinks, self._sinks = self._sinks, {}
+        loss = Loss.CUT_OFF if self._is_draining else Loss.BROKEN
         self._index.remove(self.index_key)
         if was_open:
             self.num_losses += 1
@@ -258,7 +263,18 @@ class ReplicaStream:
                 )
             self._on_change()
         for sink in sinks.values():
-            sink.on_lost(reason)
+            sink.on_loss(loss)
+
+
+def _shape(hello: pb.Hello) -> ReplicaShape:
+    return ReplicaShape(
+        block_size=hello.block_size,
+        max_num_seqs=hello.max_num_seqs,
+        max_num_batched_tokens=hello.max_num_batched_tokens,
+        num_blocks=hello.num_blocks,
+        max_model_len=hello.max_model_len,
+        hash_root=hello.hash_root,
+    )
 
 
 def _reason(task: asyncio.Task[str]) -> str:

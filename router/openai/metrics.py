@@ -10,13 +10,13 @@ from prometheus_client.registry import Collector
 
 from router.generation import Generation
 from router.ingress import Ingress
-from router.placement.replica_view import ReplicaLoad
+from workers.brain_messages import Load
 
 _SHORT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LONG_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-_LOAD_GAUGES: dict[str, tuple[str, Callable[[ReplicaLoad], float]]] = {
+_LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "shoal_replica_running_requests": ("Requests in the batch", lambda load: load.num_running),
     "shoal_replica_waiting_requests": ("Requests queued at the replica", lambda load: load.num_waiting),
     "shoal_replica_queued_tokens": ("Uncached tokens not yet computed", lambda load: load.num_queued_tokens),
@@ -39,7 +39,7 @@ _LOAD_GAUGES: dict[str, tuple[str, Callable[[ReplicaLoad], float]]] = {
         lambda load: load.cost.per_token_s,
     ),
 }
-_LOAD_COUNTERS: dict[str, tuple[str, Callable[[ReplicaLoad], float]]] = {
+_LOAD_COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "shoal_replica_steps": ("Engine steps", lambda load: load.num_steps),
     "shoal_replica_preemptions": ("Preemptions", lambda load: load.num_preemptions),
     "shoal_replica_prompt_tokens": ("Prompt tokens admitted", lambda load: load.num_prompt_tokens),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from workers.brain_messages import Load
 from workers.engine.cost_model import CostModel
 
 STEPS_TO_SETTLE = 2
@@ -28,23 +29,22 @@ class ReplicaShape:
     hash_root: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """How busy a replica is, as of its last step."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_queued_tokens: int = 0
-    num_context_tokens: int = 0
-    num_free_blocks: int = 0
-    num_blocks: int = 0
-    kv_waste: float = 0.0
-    num_preemptions: int = 0
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    cost: CostModel = field(default_factory=CostModel)
+NO_LOAD = Load(
+    num_running=0,
+    num_waiting=0,
+    num_queued_tokens=0,
+    num_free_blocks=0,
+    num_blocks=0,
+    num_context_tokens=0,
+    kv_waste=0.0,
+    num_preemptions=0,
+    num_steps=0,
+    num_prompt_tokens=0,
+    num_cached_tokens=0,
+    num_output_tokens=0,
+    cost=CostModel(),
+)
+"""What is assumed of a replica before its first step."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class ReplicaView:
     def __init__(self, replica_id: str, shape: ReplicaShape) -> None:
         self.replica_id = replica_id
         self.shape = shape
-        self.load = ReplicaLoad()
+        self.load = NO_LOAD
         self.is_open = True
         """False: no new placements (it drains, is lost, or has left)."""
         self._bookings: dict[str, _Booking] = {}
@@ -119,7 +119,7 @@ class ReplicaView:
             else:
                 counts[block_hash] -= 1
 
-    def apply_load(self, load: ReplicaLoad) -> None:
+    def apply_load(self, load: Load) -> None:
         """Take a step's load; bookings that it must show by now are dropped."""
         self.load = load
         if self._bookings:

@@ -189,3 +189,18 @@ async def test_what_a_drained_replica_cuts_off_goes_on_elsewhere(make_edge) -> N
 
     text = (await answer).json()["choices"][0]["message"]["content"]
     assert text == bytes(97 + (11 + i * i) % 26 for i in range(4)).decode()
+
+
+async def test_a_drain_that_ends_the_stream_is_not_held_against_its_requests(make_edge) -> None:
+    edge = await make_edge(by_hand(), by_hand(), limits=Limits(max_lost_replicas=1))
+    answer = asyncio.create_task(edge.chat(seed=11, max_tokens=4))
+    busy, idle = await where(edge)
+    busy.drain(0.0)
+    await edge.until(lambda: len(edge.replica_set.open_views) == 1)
+
+    await busy.kill()
+    await idle.until(lambda: bool(idle.submits))
+    for _ in range(4):
+        idle.step()
+
+    assert (await answer).status_code == 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from router.placement.policy import Candidate, LeastLoadPolicy, PrefixPolicy, RoundRobinPolicy, start_s
-from router.placement.replica_view import ReplicaLoad, ReplicaShape, ReplicaView
+from router.placement.replica_view import NO_LOAD, ReplicaShape, ReplicaView
 from workers.engine.cost_model import CostModel
 
 COST = CostModel(base_s=0.01, per_sequence_s=0.0001, per_token_s=0.0001)
@@ -13,7 +15,9 @@ def candidate(
     replica_id: str, *, hit: int = 0, queued: int = 0, running: int = 0, waiting: int = 0
 ) -> Candidate:
     view = ReplicaView(replica_id, ReplicaShape())
-    view.load = ReplicaLoad(num_running=running, num_waiting=waiting, num_queued_tokens=queued, cost=COST)
+    view.load = msgspec.structs.replace(
+        NO_LOAD, num_running=running, num_waiting=waiting, num_queued_tokens=queued, cost=COST
+    )
     return Candidate(view, hit)
 
 

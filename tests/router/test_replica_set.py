@@ -10,7 +10,7 @@ import pytest
 
 from cluster.proto import shoal_pb2 as pb
 from router.config import Limits, Timeouts
-from router.journal import Journal, Prompt
+from router.journal import Journal, Loss, Prompt
 from router.membership import Membership
 from router.scripted_replica import ScriptedReplica
 from workers.engine.block_hash import hash_blocks
@@ -24,14 +24,14 @@ class Recorder:
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
-    lost: str | None = None
+    loss: Loss | None = None
 
     def on_output(self, output: pb.TokenOutput) -> None:
         self.token_ids += output.token_ids
         self.finish_reason = output.finish_reason
 
-    def on_lost(self, reason: str) -> None:
-        self.lost = reason
+    def on_loss(self, loss: Loss) -> None:
+        self.loss = loss
 
 
 def journal(request_id: str = "r", num_tokens: int = 64, max_tokens: int = 8) -> Journal:
@@ -152,7 +152,7 @@ async def test_a_dead_replica_is_lost_and_joins_again(make_edge) -> None:
     await edge.replica.until(lambda: bool(edge.replica.submits))
 
     await edge.replica.kill()
-    await edge.until(lambda: sink.lost is not None)
+    await edge.until(lambda: sink.loss is Loss.BROKEN)
 
     assert edge.replica_set.open_views == []
     assert edge.replica_set.index.num_hashes == 0
@@ -164,16 +164,16 @@ async def test_a_dead_replica_is_lost_and_joins_again(make_edge) -> None:
     await edge.until(lambda: edge.replica_set.index.num_hashes == 1)
 
 
-async def test_a_replica_whose_steps_stop_is_lost(make_edge) -> None:
+async def test_a_replica_whose_steps_stop_is_lost(make_edge, caplog) -> None:
     edge = await make_edge(ScriptedReplica(step_s=None), timeouts=Timeouts(stall_s=0.1))
     await asyncio.sleep(0.3)  # longer than the limit: without work of ours it is no stall
     assert edge.replica_set.streams[0].num_losses == 0
     one, sink = journal(), Recorder()
 
     edge.replica_set.place(one, sink, 0.0)
-    await edge.until(lambda: sink.lost is not None)
+    await edge.until(lambda: sink.loss is Loss.BROKEN)
 
-    assert "no step for" in (sink.lost or "")
+    assert "no step for" in caplog.text
     edge.replica_set.withdraw(one)
 
 
@@ -231,7 +231,7 @@ async def test_full_queues_refuse_new_requests_but_not_resumed_ones(make_edge) -
     with pytest.raises(Overloaded):
         edge.replica_set.place(second, Recorder(), 0.0)
 
-    second.note_lost()
+    second.note_loss(Loss.BROKEN)
     edge.replica_set.place(second, Recorder(), 0.0)
     for one in (first, second):
         edge.replica_set.withdraw(one)
@@ -240,8 +240,8 @@ async def test_full_queues_refuse_new_requests_but_not_resumed_ones(make_edge) -
 async def test_a_request_that_has_killed_replicas_is_given_up(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2))
     one = journal()
-    one.note_lost()
-    one.note_lost()
+    one.note_loss(Loss.BROKEN)
+    one.note_loss(Loss.BROKEN)
 
     with pytest.raises(ReplicaLost, match="given up"):
         await edge.replica_set.place_or_wait(one, Recorder(), 0.0)

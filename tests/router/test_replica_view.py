@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from router.placement.replica_view import ReplicaLoad, ReplicaShape, ReplicaView
+from router.placement.replica_view import NO_LOAD, ReplicaShape, ReplicaView
 
 HASHES = [bytes([i]) * 16 for i in range(4)]
 
@@ -28,9 +29,9 @@ def test_a_booking_counts_at_once(view: ReplicaView) -> None:
 def test_a_booking_ends_when_two_steps_have_been_reported(view: ReplicaView) -> None:
     view.book("r", 100, HASHES)
 
-    view.apply_load(ReplicaLoad())
+    view.apply_load(NO_LOAD)
     assert view.num_queued_tokens == 100
-    view.apply_load(ReplicaLoad(num_queued_tokens=60, num_running=1))
+    view.apply_load(msgspec.structs.replace(NO_LOAD, num_queued_tokens=60, num_running=1))
 
     assert (view.num_queued_tokens, view.num_sequences, view.num_booked) == (60, 1, 0)
     assert view.num_booked_blocks(HASHES) == 0
