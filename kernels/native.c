@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MAX_GROUP 64
 #define MAX_HEAD_DIM 256
 #define MAX_BLOCK_SIZE 64
 /* Below so many floats of work, waking other threads takes longer than the work. */
@@ -31,6 +30,10 @@ static inline float exp_inline(float x) {
     power.i = ((int32_t)n + 127) << 23;
     return p * power.f;
 }
+
+/* Sixteen floats; where registers are smaller the compiler takes several. Unaligned, and it may alias floats. */
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+#define LANES 16
 
 static inline float norm_scale(const float *x, int64_t size, float eps) {
     float square = 0.0f;
@@ -100,91 +103,128 @@ void shoal_rope_kv_write(const float *qkv, const int64_t *positions, const int64
     }
 }
 
-/* One KV head of one row: softmax over its context block by block, rescaled when a higher score comes. */
-static inline __attribute__((always_inline)) void attend(
-    const float *q, const float *kv_cache, const int32_t *table, float *out, int64_t context, float scale,
-    int64_t group, int64_t head_dim, int64_t block_size, int64_t block_stride, int64_t value_offset) {
-    float highest[MAX_GROUP], total[MAX_GROUP], scores[MAX_BLOCK_SIZE];
-    for (int64_t g = 0; g < group; g++) {
-        highest[g] = -3.0e38f;
-        total[g] = 0.0f;
+/* What one call of `attend` works on: some KV heads of one row. */
+typedef struct {
+    const float *q;        /* [num_heads, group, head_dim] */
+    const float *kv_cache; /* at the first of the heads, block 0 */
+    const int32_t *table;
+    float *out;       /* as q */
+    float *highest;   /* [num_heads * group] scratch, as `total` */
+    float *total;
+    int64_t context, num_heads, group, block_size, block_stride, value_offset;
+    float scale;
+} Work;
+
+/* Scores of `count` keys against one query into `scores`; returns their maximum, no less than `best`. */
+static inline __attribute__((always_inline)) float score_keys(const float *query, const float *keys, float *scores,
+                                                              int64_t count, int64_t head_dim, float scale,
+                                                              float best) {
+    const Lanes *parts = (const Lanes *)query;
+    for (int64_t t = 0; t < count; t++) {
+        const Lanes *key = (const Lanes *)(keys + t * head_dim);
+        Lanes products = parts[0] * key[0];
+        for (int64_t i = 1; i < head_dim / LANES; i++) products += parts[i] * key[i];
+        float product = 0.0f;
+        for (int64_t i = 0; i < LANES; i++) product += products[i];
+        scores[t] = product * scale;
     }
-    memset(out, 0, sizeof(float) * group * head_dim);
-    int64_t num_blocks = (context + block_size - 1) / block_size;
+    for (int64_t t = 0; t < count; t++) best = scores[t] > best ? scores[t] : best;
+    return best;
+}
+
+/* Softmax over the context, block by block, rescaled when a higher score comes (Milakov & Gimelshein 2018). */
+static inline __attribute__((always_inline)) void attend(const Work *work, int64_t head_dim) {
+    float scores[MAX_BLOCK_SIZE];
+    int64_t num_queries = work->num_heads * work->group, block_size = work->block_size;
+    int64_t piece = block_size * head_dim;
+    for (int64_t g = 0; g < num_queries; g++) {
+        work->highest[g] = -3.0e38f;
+        work->total[g] = 0.0f;
+    }
+    memset(work->out, 0, sizeof(float) * num_queries * head_dim);
+    int64_t num_blocks = (work->context + block_size - 1) / block_size;
     for (int64_t index = 0; index < num_blocks; index++) {
-        const float *keys = kv_cache + table[index] * block_stride, *values = keys + value_offset;
-        int64_t count = context - index * block_size;
-        count = count < block_size ? count : block_size;
-        if (index + 1 < num_blocks) {
-            /* Blocks lie anywhere, and a head's piece is about a page: the hardware does not see the next one coming. */
-            const float *next = kv_cache + table[index + 1] * block_stride;
-            for (int64_t i = 0; i < block_size * head_dim; i += 16) {
-                __builtin_prefetch(next + i);
-                __builtin_prefetch(next + value_offset + i);
-            }
-        }
-        for (int64_t g = 0; g < group; g++) {
-            const float *query = q + g * head_dim;
-            float *acc = out + g * head_dim;
-            float best = highest[g];
-            for (int64_t t = 0; t < count; t++) {
-                const float *key = keys + t * head_dim;
-                float product = 0.0f;
-#pragma omp simd reduction(+ : product)
-                for (int64_t i = 0; i < head_dim; i++) product += query[i] * key[i];
-                scores[t] = product * scale;
-                best = scores[t] > best ? scores[t] : best;
-            }
-            if (best > highest[g]) {
-                float fade = exp_inline(highest[g] - best);
-                highest[g] = best;
-                total[g] *= fade;
-#pragma omp simd
-                for (int64_t i = 0; i < head_dim; i++) acc[i] *= fade;
-            }
-            float sum = 0.0f;
+        const float *keys = work->kv_cache + work->table[index] * work->block_stride;
+        /* Blocks lie anywhere: the hardware does not see the next one coming. */
+        int64_t next_index = index + 1 < num_blocks ? index + 1 : index;
+        const float *next = work->kv_cache + work->table[next_index] * work->block_stride;
+        int64_t left = work->context - index * block_size, count = left < block_size ? left : block_size;
+        for (int64_t head = 0; head < work->num_heads; head++, keys += piece, next += piece) {
+            const float *values = keys + work->value_offset;
+            for (int64_t g = head * work->group; g < (head + 1) * work->group; g++) {
+                Lanes *out = (Lanes *)(work->out + g * head_dim), acc[MAX_HEAD_DIM / LANES];
+                for (int64_t i = 0; i < head_dim / LANES; i++) acc[i] = out[i];
+                float old = work->highest[g];
+                float best = score_keys(work->q + g * head_dim, keys, scores, count, head_dim, work->scale, old);
+                if (best > old) {
+                    float fade = exp_inline(old - best);
+                    work->highest[g] = best;
+                    work->total[g] *= fade;
+                    for (int64_t i = 0; i < head_dim / LANES; i++) acc[i] *= fade;
+                }
+                float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t t = 0; t < count; t++) {
-                scores[t] = exp_inline(scores[t] - best);
-                sum += scores[t];
-            }
-            total[g] += sum;
-            for (int64_t t = 0; t < count; t++) {
-                const float *value = values + t * head_dim;
-                float weight = scores[t];
-#pragma omp simd
-                for (int64_t i = 0; i < head_dim; i++) acc[i] += weight * value[i];
+                for (int64_t t = 0; t < count; t++) {
+                    scores[t] = exp_inline(scores[t] - best);
+                    sum += scores[t];
+                }
+                work->total[g] += sum;
+                /* Each query fetches its share of the next block ahead, so that no burst of fetches stalls. */
+                int64_t ahead = (g % work->group) * piece / work->group / 16 * 16;
+                int64_t share = piece / work->group / count;
+                for (int64_t t = 0; t < count; t++) {
+                    const Lanes *value = (const Lanes *)(values + t * head_dim);
+                    for (int64_t i = 0; i < head_dim / LANES; i++) acc[i] += scores[t] * value[i];
+                    for (int64_t i = 0; i < share; i += 16) {
+                        __builtin_prefetch(next + ahead + t * share + i, 0, 2);
+                        __builtin_prefetch(next + work->value_offset + ahead + t * share + i, 0, 2);
+                    }
+                }
+                for (int64_t i = 0; i < head_dim / LANES; i++) out[i] = acc[i];
             }
         }
     }
-    for (int64_t g = 0; g < group; g++) {
-        float inverse = total[g] > 0.0f ? 1.0f / total[g] : 0.0f;
-        for (int64_t i = 0; i < head_dim; i++) out[g * head_dim + i] *= inverse;
+    for (int64_t g = 0; g < num_queries; g++) {
+        float inverse = work->total[g] > 0.0f ? 1.0f / work->total[g] : 0.0f;
+        for (int64_t i = 0; i < head_dim; i++) work->out[g * head_dim + i] *= inverse;
     }
 }
 
+/* `scratch` holds two floats a query head and row; head_dim is a multiple of LANES. */
 void shoal_paged_decode_attention(const float *q, const float *kv_cache, const int32_t *block_tables,
-                                  const int32_t *context_lens, float *out, float scale, int64_t num_rows,
-                                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                                  int64_t num_layers, int64_t layer, int64_t table_stride) {
+                                  const int32_t *context_lens, float *out, float *scratch, float scale,
+                                  int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                                  int64_t block_size, int64_t num_layers, int64_t layer, int64_t table_stride) {
     int64_t group = num_heads / num_kv_heads, piece = block_size * head_dim;
-    int64_t block_stride = num_layers * 2 * num_kv_heads * piece;
+    /* All heads of a block lie together: take them together where the rows alone keep the threads busy. */
+    int64_t heads = num_rows >= 8 ? num_kv_heads : 1, parts = num_kv_heads / heads;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t item = 0; item < num_rows * num_kv_heads; item++) {
-        int64_t row = item / num_kv_heads, kv_head = item % num_kv_heads;
-        const float *cached = kv_cache + (layer * 2 * num_kv_heads + kv_head) * piece;
-        int64_t first = (row * num_heads + kv_head * group) * head_dim;
-        const int32_t *table = block_tables + row * table_stride;
-        int64_t context = context_lens[row];
+    for (int64_t item = 0; item < num_rows * parts; item++) {
+        int64_t row = item / parts, kv_head = item % parts * heads;
+        int64_t first = row * num_heads + kv_head * group;
+        Work work = {
+            .q = q + first * head_dim,
+            .kv_cache = kv_cache + (layer * 2 * num_kv_heads + kv_head) * piece,
+            .table = block_tables + row * table_stride,
+            .out = out + first * head_dim,
+            .highest = scratch + 2 * first,
+            .total = scratch + 2 * first + heads * group,
+            .context = context_lens[row],
+            .num_heads = heads,
+            .group = group,
+            .block_size = block_size,
+            .block_stride = num_layers * 2 * num_kv_heads * piece,
+            .value_offset = num_kv_heads * piece,
+            .scale = scale,
+        };
         /* Known sizes let the compiler keep a head in registers. */
-        if (head_dim == 64)
-            attend(q + first, cached, table, out + first, context, scale, group, 64, block_size, block_stride,
-                   num_kv_heads * piece);
-        else if (head_dim == 128)
-            attend(q + first, cached, table, out + first, context, scale, group, 128, block_size, block_stride,
-                   num_kv_heads * piece);
-        else
-            attend(q + first, cached, table, out + first, context, scale, group, head_dim, block_size, block_stride,
-                   num_kv_heads * piece);
+        switch (head_dim) {
+        case 64: attend(&work, 64); break;
+        case 80: attend(&work, 80); break;
+        case 96: attend(&work, 96); break;
+        case 128: attend(&work, 128); break;
+        case 256: attend(&work, 256); break;
+        default: attend(&work, head_dim); break;
+        }
     }
 }

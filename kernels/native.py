@@ -41,11 +41,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "shoal_rms_norm": (_POINTER,) * 4 + (_SIZE,) * 2 + (_FLOAT,),
     "shoal_silu_mul": (_POINTER,) * 2 + (_SIZE,) * 2,
     "shoal_rope_kv_write": (_POINTER,) * 8 + (_FLOAT,) + (_SIZE,) * 7,
-    "shoal_paged_decode_attention": (_POINTER,) * 5 + (_FLOAT,) + (_SIZE,) * 8,
+    "shoal_paged_decode_attention": (_POINTER,) * 6 + (_FLOAT,) + (_SIZE,) * 8,
 }
-MAX_GROUP = 64
 MAX_HEAD_DIM = 256
 MAX_BLOCK_SIZE = 64
+HEAD_DIM_STEP = 16
+"""Decode attention takes multiples of it."""
 
 
 class NativeKernels:
@@ -130,12 +131,14 @@ class NativeKernels:
         num_rows, num_heads, head_dim = q.shape
         _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
         out = torch.empty_like(q)
+        scratch = q.new_empty(2 * num_rows * num_heads)
         self._library.shoal_paged_decode_attention(
             q.data_ptr(),
             kv_cache.data_ptr(),
             block_tables.data_ptr(),
             context_lens.data_ptr(),
             out.data_ptr(),
+            scratch.data_ptr(),
             scale,
             num_rows,
             num_heads,

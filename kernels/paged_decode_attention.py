@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.jit import tl, triton
-from kernels.native import MAX_BLOCK_SIZE, MAX_GROUP, native_kernels
+from kernels.native import HEAD_DIM_STEP, MAX_BLOCK_SIZE, MAX_HEAD_DIM, native_kernels
 
 SPLIT_TOKENS = 512
 """Context tokens a program walks: the boundaries depend on nothing but a row's own length."""
@@ -90,8 +90,8 @@ def paged_decode_attention(
     if q.device.type == "cuda":
         return _launch(q, kv_cache, layer, block_tables, context_lens, scale, max_context_len)
     is_float32 = q.dtype == kv_cache.dtype == torch.float32
-    is_small = block_size <= MAX_BLOCK_SIZE and num_heads // num_kv_heads <= MAX_GROUP
-    native = native_kernels() if is_float32 and is_small else None
+    is_fitting = head_dim % HEAD_DIM_STEP == 0 and head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE
+    native = native_kernels() if is_float32 and is_fitting else None
     kernel = native.paged_decode_attention if native is not None else paged_decode_attention_ref
     return kernel(q, kv_cache, layer, block_tables, context_lens, scale)
 
