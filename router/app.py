@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from router.edge import EdgeMiddleware
 from router.ingress import Ingress
@@ -81,6 +82,7 @@ def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI
 
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
+    app.add_exception_handler(ClientDisconnect, errors.answer_nobody)
     app.add_exception_handler(Exception, errors.answer_internal_error)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.add_middleware(EdgeMiddleware, count=lambda route, status: _count(metrics, route, status))

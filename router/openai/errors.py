@@ -106,6 +106,11 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return json_response(body, error.status_code, error.headers)
 
 
+async def answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left while it was sending its body; nginx's status, for the counters only."""
+    return Response(status_code=499)
+
+
 async def answer_internal_error(request: Request, error: Exception) -> Response:
     """Answer for a bug; the server logs the traceback."""
     return json_response(internal_error_object(), 500)

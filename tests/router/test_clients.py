@@ -96,6 +96,18 @@ async def test_a_client_that_leaves_while_no_replica_is_there_is_forgotten(make_
     await edge.until_metric('shoal_requests_in_flight{model="tiny"} 0.0')
 
 
+async def test_a_client_that_leaves_while_sending_is_no_error_of_ours(make_edge) -> None:
+    edge = await make_edge()
+    url = httpx.URL(await edge.listen())
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(raw_request(9, stream=True)[:-5])
+    await writer.drain()
+
+    writer.close()
+
+    await edge.until_metric('shoal_http_requests_total{route="/v1/completions",status="499"} 1.0')
+
+
 async def test_a_client_that_does_not_read_is_cancelled_and_hurts_nobody(make_edge) -> None:
     edge = await make_edge(
         ScriptedReplica(script=says("a" * 400_000)),

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from router.text.detokenizer import Detokenizer
 from router.text.gguf_metadata import read_metadata
 from router.text.tokenizer import Tokenizer, Vocabulary
 from router.text.vocabulary import load_vocabulary
@@ -24,6 +28,11 @@ def demo(demo_vocabulary: Vocabulary) -> Tokenizer:
     return Tokenizer(demo_vocabulary)
 
 
+@pytest.fixture(scope="module")
+def library(demo_vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(demo_vocabulary.pipeline_json)
+
+
 def test_ids_equal_those_of_llama_cpp(demo: Tokenizer) -> None:
     assert demo.encode("    \t\n 3.14159") == [289, 197, 3805, 35, 30, 33, 36, 33, 37, 41]
 
@@ -33,6 +42,18 @@ def test_ids_equal_those_of_llama_cpp(demo: Tokenizer) -> None:
 )
 def test_decoding_gives_the_text_back(demo: Tokenizer, text: str) -> None:
     assert demo.decode(demo.encode(text)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(token_ids=st.lists(st.integers(0, 49151), max_size=20))
+def test_one_token_at_a_time_decodes_as_the_library_does(
+    demo: Tokenizer, library: tokenizers.Tokenizer, token_ids: list[int]
+) -> None:
+    detokenizer = Detokenizer(demo.table)
+
+    text = "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    assert text == library.decode(token_ids, skip_special_tokens=True)
 
 
 def test_the_models_own_template_is_used(demo: Tokenizer) -> None:
