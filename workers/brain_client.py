@@ -97,7 +97,7 @@ class BrainClient:
             self._process = await asyncio.to_thread(_spawn, theirs)
         finally:
             theirs.close()
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_SOCKET_BYTES)
         self._send(config)
         return config.step_endpoint or ""
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import select
+import time
 
 import msgspec
 
 from workers.channel.link import BrainLost, connect
 from workers.engine.plan import Executor, StepPlan, Waitable
 
+_ASK_AGAIN_S = 0.0001  # below the shortest step of a GPU, and seldom enough to leave the core to others
+
 
 def serve_steps(executor: Executor, endpoint: str, rank: int, connect_timeout_s: float = 60.0) -> None:
     """Run plans of the brain at ``endpoint`` until it lets go or dies; then close ``executor`` and return.
 
-    An executor whose ``launch`` returns early and which is ``Waitable`` gets the next plan while one runs.
-    Any other is asked for each result before its next plan.
+    While a step is not ``ready`` the next plan is launched behind it, so an executor whose ``launch`` returns
+    early never waits for the brain. One that is ``Waitable`` is slept for, any other asked again and again.
+    An executor that computes in ``launch`` or in ``collect`` is ready at once and gets plan after plan.
 
     Raises:
         BrainLost: no brain listened in time. Later, its end is the ordinary way out.
@@ -25,7 +29,7 @@ def serve_steps(executor: Executor, endpoint: str, rank: int, connect_timeout_s:
     num_launched = 0
     try:
         while True:
-            while num_launched and (waitable is None or executor.ready()):
+            while num_launched and executor.ready():
                 result = executor.collect()
                 num_launched -= 1
                 if rank == 0:
@@ -36,6 +40,8 @@ def serve_steps(executor: Executor, endpoint: str, rank: int, connect_timeout_s:
                 num_launched += 1
             elif waitable is not None:
                 _wait(*link.filenos(), waitable.fileno())
+            else:
+                time.sleep(_ASK_AGAIN_S)
     except BrainLost:
         return
     finally:

@@ -7,7 +7,9 @@ fitted to the measured steps (`CostModel.observe`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+_RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,19 @@ class CostModel:
     def observe(
         self, elapsed_s: float, num_decodes: int, num_prefill_tokens: int, num_context_tokens: int = 0
     ) -> CostModel:
-        """Move the coefficients that dominated this step towards what it took (rate 0.1)."""
+        """Move each coefficient towards what this step took, by its share of the prediction.
+
+        Multiplicative updates (exponentiated gradient, Kivinen & Warmuth 1997) at a rate of 0.1: coefficients
+        stay positive, and a step teaches most about what it consisted of. A coefficient of 0 stays 0.
+        """
         if elapsed_s <= 0 or (num_decodes == 0 and num_prefill_tokens == 0):
             return self
-        predicted = self.step_s(num_decodes, num_prefill_tokens, num_context_tokens)
-        scale = 1 + 0.1 * (min(max(elapsed_s / predicted, 0.1), 10.0) - 1)
-        decode_s = self.base_s + self.per_sequence_s * num_decodes
-        if self.per_token_s * num_prefill_tokens > decode_s:
-            return replace(self, per_token_s=self.per_token_s * scale)
-        return replace(self, base_s=self.base_s * scale, per_sequence_s=self.per_sequence_s * scale)
+        predicted_s = self.step_s(num_decodes, num_prefill_tokens, num_context_tokens)
+        # One outlier, a page fault or a graph capture, must not spoil what many steps have taught.
+        error = _RATE * (min(max(elapsed_s / predicted_s, 0.1), 10.0) - 1) / predicted_s
+        return CostModel(
+            self.base_s * (1 + error * self.base_s),
+            self.per_sequence_s * (1 + error * self.per_sequence_s * num_decodes),
+            self.per_token_s * (1 + error * self.per_token_s * num_prefill_tokens),
+            self.per_context_token_s * (1 + error * self.per_context_token_s * num_context_tokens),
+        )

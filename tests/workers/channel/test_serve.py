@@ -14,7 +14,7 @@ from workers.scripted import ScriptedExecutor, scripted_token
 
 
 class EarlyExecutor:
-    """Its ``launch`` returns at once, as on a GPU; the test says when a step is done."""
+    """Its ``launch`` returns at once, as on a GPU; the test says when a step is done. Not waitable."""
 
     def __init__(self) -> None:
         self.launched: deque[int] = deque()
@@ -39,12 +39,14 @@ class EarlyExecutor:
     def ready(self) -> bool:
         return self._num_done > 0
 
-    def fileno(self) -> int:
-        return self._done
-
     def close(self) -> None:
         self.closed.set()
         os.close(self._done)
+
+
+class WaitableExecutor(EarlyExecutor):
+    def fileno(self) -> int:
+        return self._done
 
 
 def test_plans_go_to_all_ranks_and_results_of_rank_0_come_back(
@@ -65,10 +67,11 @@ def test_plans_go_to_all_ranks_and_results_of_rank_0_come_back(
     assert [loop.result(10.0) for loop in loops] == [None, None]
 
 
+@pytest.mark.parametrize("kind", [EarlyExecutor, WaitableExecutor])
 def test_a_rank_whose_launch_returns_early_gets_the_next_plan_while_one_runs(
-    endpoint: str, threads: ThreadPoolExecutor, make_plan
+    endpoint: str, threads: ThreadPoolExecutor, make_plan, kind: type[EarlyExecutor]
 ) -> None:
-    executor, rank = ChannelExecutor(endpoint, 1), EarlyExecutor()
+    executor, rank = ChannelExecutor(endpoint, 1), kind()
     loop = threads.submit(serve_steps, rank, endpoint, 0)
     executor.wait_for_ranks(10.0)
 

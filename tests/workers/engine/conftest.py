@@ -37,7 +37,9 @@ class Bench:
         number = next(self._names)
         request_id = fields.pop("request_id", f"r{number}")
         outside = {
-            key: fields.pop(key) for key in ("output_token_ids", "block_hashes", "priority") if key in fields
+            key: fields.pop(key)
+            for key in ("output_token_ids", "block_hashes", "hash_root", "priority")
+            if key in fields
         }
         if isinstance(prompt, int):
             prompt = [number * 37 % VOCAB_SIZE, *range(1, prompt)]

@@ -35,3 +35,16 @@ def test_a_step_without_time_or_work_says_nothing() -> None:
 
     assert cost.observe(0.0, 16, 0) is cost
     assert cost.observe(1.0, 0, 0) is cost
+
+
+def test_mixed_steps_teach_what_each_part_costs() -> None:
+    truth = CostModel(base_s=0.002, per_sequence_s=0.0004, per_token_s=0.001, per_context_token_s=0.0)
+    shapes = [(1, 0), (8, 0), (32, 0), (4, 200), (0, 500), (16, 60)]
+    cost = CostModel()
+
+    for _ in range(300):
+        for shape in shapes:
+            cost = cost.observe(truth.step_s(*shape), *shape)
+
+    for shape in [*shapes, (20, 0), (2, 1000)]:
+        assert cost.step_s(*shape) == pytest.approx(truth.step_s(*shape), rel=0.1)

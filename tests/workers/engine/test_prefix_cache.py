@@ -66,8 +66,7 @@ def test_requests_under_different_roots_never_share(make_bench) -> None:
     bench.add(TEXT[:8], max_tokens=1)
     bench.run()
 
-    other_root = hash_blocks(TEXT[:8], 4, b"another tenant")
-    bench.add(TEXT[:8], max_tokens=1, block_hashes=other_root)
+    bench.add(TEXT[:8], max_tokens=1, hash_root=b"another tenant")
 
     assert bench.plan().starts == [0]
 

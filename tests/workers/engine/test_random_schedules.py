@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from workers.engine.block_hash import hash_blocks
 from workers.engine.errors import PromptTooLong
 from workers.engine.request import FinishReason
 
@@ -26,6 +27,7 @@ class Wish:
     prompt_len: int
     num_earlier: int
     priority: int
+    is_hashed: bool
     params: dict[str, Any]
 
     @property
@@ -39,6 +41,7 @@ wishes = st.builds(
     prompt_len=st.integers(1, 20),
     num_earlier=st.sampled_from([0, 0, 0, 1, 5]),
     priority=st.integers(0, 2),
+    is_hashed=st.booleans(),
     params=st.fixed_dictionaries(
         {
             "max_tokens": st.integers(1, 14),
@@ -108,8 +111,15 @@ def test_any_schedule_yields_the_same_tokens(
             wish = pending.pop()
             # Tokens that an engine elsewhere would have generated, as far as it got.
             earlier = [3] * min(wish.num_earlier, config["max_model_len"] - wish.prompt_len)
+            hashes = hash_blocks([*wish.prompt, *earlier], config["block_size"], engine.config.hash_root)
             try:
-                bench.add(wish.prompt, output_token_ids=earlier, priority=wish.priority, **wish.params)
+                bench.add(
+                    wish.prompt,
+                    output_token_ids=earlier,
+                    priority=wish.priority,
+                    block_hashes=hashes if wish.is_hashed else [],
+                    **wish.params,
+                )
             except PromptTooLong:
                 assert (
                     wish.prompt_len >= config["max_model_len"]
