@@ -40,21 +40,21 @@ class ServedModel:
     async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-        self._check_length(num_chars)
+        self._check_length(num_chars, "messages")
         if num_chars < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode_chat(messages)))
-        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages))
+            return self._checked(Prompt(self.tokenizer.encode_chat(messages)), "messages")
+        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages), "messages")
 
     async def prompt_of_text(self, text: str) -> Prompt:
         """Tokenize a prompt that is text."""
-        self._check_length(len(text))
+        self._check_length(len(text), "prompt")
         if len(text) < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode(text)))
-        return self._checked(await asyncio.to_thread(self._tokenize_text, text))
+            return self._checked(Prompt(self.tokenizer.encode(text)), "prompt")
+        return self._checked(await asyncio.to_thread(self._tokenize_text, text), "prompt")
 
     def prompt_of_ids(self, token_ids: list[int]) -> Prompt:
         """Take a prompt that is tokens."""
-        return self._checked(Prompt(token_ids))
+        return self._checked(Prompt(token_ids), "prompt")
 
     def _tokenize_chat(self, messages: Sequence[Message]) -> Prompt:
         return self._hashed(Prompt(self.tokenizer.encode_chat(messages)))
@@ -69,20 +69,22 @@ class ServedModel:
                 prompt.hashes(shape)
         return prompt
 
-    def _check_length(self, num_chars: int) -> None:
+    def _check_length(self, num_chars: int, param: str) -> None:
         """Refuse, without tokenizing, megabytes that cannot fit."""
         least = self.tokenizer.least_num_tokens(num_chars)
         if least >= self.config.max_model_len:
             raise PromptTooLong(
                 f"prompt has {num_chars} characters, which are at least {least} tokens, this model takes "
-                f"{self.config.max_model_len} with its output: shorten the prompt"
+                f"{self.config.max_model_len} with its output: shorten the prompt",
+                param,
             )
 
-    def _checked(self, prompt: Prompt) -> Prompt:
+    def _checked(self, prompt: Prompt, param: str) -> Prompt:
         if len(prompt) >= self.config.max_model_len:
             raise PromptTooLong(
                 f"prompt has {len(prompt)} tokens, this model takes {self.config.max_model_len} "
-                "with its output: shorten the prompt"
+                "with its output: shorten the prompt",
+                param,
             )
         return prompt
 

@@ -14,8 +14,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from router.text.detokenizer import byte_level_bytes, sentencepiece_bytes
-from router.text.gguf_metadata import GgufError, read_metadata
 from router.text.tokenizer import Vocabulary
+from workers.checkpoint.gguf_file import GgufFile
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UnknownModel
 
@@ -27,19 +27,16 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def load_vocabulary(files: ModelFiles) -> Vocabulary:
-    """Read a model's vocabulary. Blocks for half a second: not for an event loop.
+    """Read a model's vocabulary. Blocks for seconds: not for an event loop.
 
     Raises:
-        UnknownModel: the files hold no tokenizer that is understood; the message says what to do.
+        UserError: the files hold no tokenizer that is understood; the message says what to do.
     """
     return _from_gguf(files.path) if files.is_gguf else _from_folder(files.path)
 
 
 def _from_gguf(path: Path) -> Vocabulary:
-    try:
-        metadata = read_metadata(path)
-    except (OSError, GgufError) as error:
-        raise UnknownModel(f"{path}: {error}", "model") from error
+    metadata = GgufFile(path).metadata
 
     def value(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.{key}", default)

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.text.detokenizer import Detokenizer
-from router.text.gguf_metadata import read_metadata
 from router.text.tokenizer import Tokenizer, Vocabulary
 from router.text.vocabulary import load_vocabulary
 from workers.checkpoint.source import ModelFiles
-from workers.engine.errors import InvalidRequest, UnknownModel
+from workers.engine.errors import InvalidRequest, UnknownModel, UserError
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +94,13 @@ def test_a_folder_gives_the_same_ids(demo_vocabulary: Vocabulary, demo: Tokenize
     assert folder.special_token_ids == demo.special_token_ids
 
 
-def test_metadata_is_what_the_gguf_package_reads(demo_model: ModelFiles) -> None:
-    import gguf
-
-    fields = gguf.GGUFReader(str(demo_model.path)).fields
-    metadata = read_metadata(demo_model.path)
-
-    assert metadata == {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
-
-
 def test_a_damaged_gguf_file_says_so(tmp_path: Path, demo_model: ModelFiles) -> None:
     with demo_model.path.open("rb") as file:
         start = file.read(100_000)
     for name, content in (("cut", start), ("other", b"PK" + start)):
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(content)
-        with pytest.raises(UnknownModel, match=name):
+        with pytest.raises(UserError, match=name):
             load_vocabulary(ModelFiles(path, name))
 
 

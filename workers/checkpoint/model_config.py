@@ -132,7 +132,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     head_dim = _integer(values, "attention.key_length", hidden_size // num_heads)
     if _integer(values, "rope.dimension_count", head_dim) != head_dim:
         raise UserError(f"{file.path} rotates only a part of each head, which Shoal does not support")
-    if "rope_freqs.weight" in file.tensors:
+    if "rope_freqs.weight" in file.shapes:
         raise UserError(f"{file.path} carries its own RoPE factors (Llama 3.1), take the safetensors instead")
     scaling = None
     if values.get("rope.scaling.type", "none") != "none":
@@ -148,14 +148,14 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_integer(values, "attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=file.shapes["token_embd.weight"][0],
         rms_norm_eps=_rounded(_number(values, "attention.layer_norm_rms_epsilon", 1e-5)),
         rope_theta=_number(values, "rope.freq_base", 10000.0),
         rope_scaling=scaling,
         max_position_embeddings=_integer(values, "context_length"),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        has_qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        has_qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        tie_word_embeddings="output.weight" not in file.shapes,
+        has_qkv_bias="blk.0.attn_q.bias" in file.shapes,
+        has_qk_norm="blk.0.attn_q_norm.weight" in file.shapes,
         eos_token_ids=_gguf_eos(metadata),
         bos_token_id=bos if isinstance(bos, int) else None,
         dtype="float32",

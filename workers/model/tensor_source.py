@@ -58,10 +58,12 @@ class GgufSource:
     def __init__(self, path: Path, config: ModelConfig) -> None:
         """Open ``path``."""
         self._file = GgufFile(path)
-        self._names = {hf_name(name): name for name in self._file.tensors}
+        self._names = {hf_name(name): name for name in self._file.shapes}
         # llama.cpp's converter interleaves the halves of q and k heads for this architecture alone.
         self._interleaved_heads = (
-            {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if config.architecture == "llama" else {}
+            {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+            if config.architecture == "llama"
+            else {}
         )
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -73,7 +75,9 @@ class GgufSource:
         num_heads = self._interleaved_heads.get(name.split(".")[-2])
         if num_heads is None:
             return tensor
-        return tensor.view(num_heads, shape[0] // num_heads // 2, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+        return (
+            tensor.view(num_heads, shape[0] // num_heads // 2, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+        )
 
 
 class SafetensorsSource:
