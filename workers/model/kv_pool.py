@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +41,16 @@ class KVLayout:
         """Return zeros [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
         shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
         try:
+            if device.type == "cpu":
+                # numpy's zeros are pages that the kernel provides on first use, torch's are written at once.
+                flat = torch.from_numpy(np.zeros(num_blocks * self.block_bytes, dtype=np.uint8))
+                return flat.view(self.dtype).view(shape)
             return torch.zeros(shape, dtype=self.dtype, device=device)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             gib = num_blocks * self.block_bytes / 2**30
-            raise UserError(f"no memory for {num_blocks} KV blocks ({gib:.1f} GiB)", "kv_cache_bytes") from error
+            raise UserError(
+                f"no memory for {num_blocks} KV blocks ({gib:.1f} GiB)", "kv_cache_bytes"
+            ) from error
 
 
 def default_cpu_bytes(layout: KVLayout, max_num_seqs: int, max_model_len: int) -> int:

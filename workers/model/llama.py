@@ -60,16 +60,16 @@ class LlamaDecoder:
         self.device = device
         self.dtype = dtype
         self._group = group
-        self._loader = _ShardLoader(config, self.shard, source, device, dtype, is_first=group.rank == 0)
+        loader = _ShardLoader(config, self.shard, source, device, dtype, is_first=group.rank == 0)
         self._scale = config.head_dim**-0.5
         self._vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
-        self._embedding = self._loader.embedding()
+        self._embedding = loader.embedding()
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
-            self._layers.append(self._loader.layer(index))
+            self._layers.append(loader.layer(index))
             progress((index + 1) / (config.num_layers + 1))
-        self._norm = self._loader.whole("model.norm.weight", (config.hidden_size,))
-        self._head = Linear(self._embedding) if config.tie_word_embeddings else self._loader.head()
+        self._norm = loader.whole("model.norm.weight", (config.hidden_size,))
+        self._head = Linear(self._embedding) if config.tie_word_embeddings else loader.head()
         self._cos_sin = rope_table(config, num_positions).to(device)
         progress(1.0)
 
@@ -195,7 +195,9 @@ class _ShardLoader:
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         projections = [("q_proj", q_size, q_rows), ("k_proj", kv_size, kv_rows), ("v_proj", kv_size, kv_rows)]
         attention = prefix + "self_attn."
-        qkv = [self._rows(f"{attention}{name}.weight", (size, hidden), rows) for name, size, rows in projections]
+        qkv = [
+            self._rows(f"{attention}{name}.weight", (size, hidden), rows) for name, size, rows in projections
+        ]
         bias = None
         if config.has_qkv_bias:
             parts = [self._rows(f"{attention}{name}.bias", (size,), rows) for name, size, rows in projections]

@@ -169,12 +169,18 @@ class Rank:
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> _Launched:
         started_s = time.perf_counter()
-        assert self._kv_cache is not None and self._group is not None, "memory is allocated before the first step"
+        assert self._kv_cache is not None and self._group is not None, (
+            "memory is allocated before the first step"
+        )
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
         logits = self._decoder.forward(self._batch.inputs(plan, self._min_num_tokens), self._kv_cache)
         scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
-        rows = [self._sampler.sampled_row(row, start + count) for row, start, count, is_last in scheduled if is_last]
+        rows = [
+            self._sampler.sampled_row(row, start + count)
+            for row, start, count, is_last in scheduled
+            if is_last
+        ]
         token_ids = torch.empty(0, dtype=torch.int64, device=self.device)
         logprobs = None
         if rows:
@@ -203,7 +209,10 @@ class Rank:
         """Time one pass over all weights with 1 row and with ``_PADDED_ROWS``; return the faster number of rows."""
         times = {}
         for num_rows in (1, _PADDED_ROWS):
-            inputs = {linear.in_features: torch.zeros(num_rows, linear.in_features) for linear in self._decoder.linears()}
+            inputs = {
+                linear.in_features: torch.zeros(num_rows, linear.in_features)
+                for linear in self._decoder.linears()
+            }
             passes = []
             for _ in range(3):
                 started_s = time.perf_counter()
