@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import ray
 
 from workers.channel.serve import serve_steps
-from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
+
+if TYPE_CHECKING:
+    from workers.model.rank import Rank
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -43,6 +46,8 @@ class RankActor:
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
         """
+        from workers.model.rank import Rank  # torch: only ranks need it, and it costs 300 MB and 3 s
+
         self._rank = Rank(replace(self._config, rendezvous=rendezvous))
         self._rank.load()
         return self._rank.max_num_blocks()
