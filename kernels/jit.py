@@ -1,4 +1,4 @@
-"""Triton where it is installed, and a stand-in where it is not (a Mac): kernels then fail when launched, not on import."""
+"""Triton where it is installed, and a stand-in where it is not (a Mac): kernels then fail at launch, not on import."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _merge_splits_kernel(
     highest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([HEAD_PADDED], tl.float32)
-    for split in range(0, tl.cdiv(context, SPLIT_TOKENS)):
+    for split in range(tl.cdiv(context, SPLIT_TOKENS)):
         slot = head * num_splits + split
         lse = tl.load(lse_ptr + slot)
         part = tl.load(partial_ptr + slot * HEAD_DIM + columns, mask=in_head, other=0.0)

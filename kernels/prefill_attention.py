@@ -81,8 +81,8 @@ def prefill_attention(
     Raises:
         ValueError: shapes do not fit together.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    _, num_layers, _, num_kv_heads, block_size, cache_head_dim = kv_cache.shape
+    num_heads, head_dim = q.shape[1:]
+    _, num_layers, _, num_kv_heads, _, cache_head_dim = kv_cache.shape
     num_rows = context_lens.shape[0]
     if head_dim != cache_head_dim or num_heads % num_kv_heads:
         raise ValueError(f"q {tuple(q.shape)} does not fit the cache {tuple(kv_cache.shape)}")
@@ -217,7 +217,7 @@ def _prefill_attention_kernel(
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, HEAD_PADDED], tl.float32)
-    table = block_tables_ptr + row.to(tl.int64) * table_stride
+    table = block_tables_ptr + tl.cast(row, tl.int64) * table_stride
     end = tl.minimum(num_before + first_query + QUERIES, context)
     for start in range(0, end, TILE):
         tokens = start + tl.arange(0, TILE)

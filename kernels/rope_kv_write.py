@@ -78,7 +78,7 @@ def rope_kv_write(
         ValueError: shapes do not fit together; nothing was written.
     """
     num_tokens = slots.shape[0]
-    _, num_layers, two, num_kv_heads, block_size, head_dim = kv_cache.shape
+    _, num_layers, two, num_kv_heads, _, head_dim = kv_cache.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     if two != 2 or num_heads < 1 or qkv.shape[1] % head_dim or qkv.shape[0] < num_tokens:
         raise ValueError(

@@ -66,8 +66,8 @@ def test_prefill_attention_keeps_its_registers(
     compiled = compile_kernel(
         prefill_attention._prefill_attention_kernel,
         architecture,
-        {name: "*bf16" for name in ("q_ptr", "kv_cache_ptr", "out_ptr")}
-        | {name: "*i32" for name in ("block_tables_ptr", "query_starts_ptr", "context_lens_ptr")}
+        dict.fromkeys(("q_ptr", "kv_cache_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("block_tables_ptr", "query_starts_ptr", "context_lens_ptr"), "*i32")
         | {"scale_log2": "fp32"},
         {
             "NUM_KV_HEADS": 8,
@@ -97,8 +97,8 @@ def test_decode_attention_keeps_its_registers(
     compiled = compile_kernel(
         paged_decode_attention._paged_decode_attention_kernel,
         architecture,
-        {name: "*bf16" for name in ("q_ptr", "kv_cache_ptr", "out_ptr")}
-        | {name: "*i32" for name in ("block_tables_ptr", "context_lens_ptr")}
+        dict.fromkeys(("q_ptr", "kv_cache_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("block_tables_ptr", "context_lens_ptr"), "*i32")
         | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
         {
             "NUM_KV_HEADS": 8,
@@ -137,7 +137,7 @@ def test_rms_norm_keeps_its_registers(architecture: int, has_residual: bool, tmp
     compiled = compile_kernel(
         rms_norm._rms_norm_kernel,
         architecture,
-        {name: "*bf16" for name in ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr")} | {"eps": "fp32"},
+        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16") | {"eps": "fp32"},
         {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
         num_warps=8,
     )
@@ -151,7 +151,7 @@ def test_rope_kv_write_keeps_its_registers(architecture: int, has_norm: bool, tm
     compiled = compile_kernel(
         rope_kv_write._rope_kv_write_kernel,
         architecture,
-        {name: "*bf16" for name in ("qkv_ptr", "kv_cache_ptr", "q_ptr", "q_norm_ptr", "k_norm_ptr")}
+        dict.fromkeys(("qkv_ptr", "kv_cache_ptr", "q_ptr", "q_norm_ptr", "k_norm_ptr"), "*bf16")
         | {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32", "eps": "fp32"},
         {
             "NUM_HEADS": 32,

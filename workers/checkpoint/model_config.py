@@ -112,7 +112,7 @@ def config_from_hf_folder(folder: Path) -> ModelConfig:
         rope_scaling=scaling,
         max_position_embeddings=_integer(config, "max_position_embeddings", 2048),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        has_qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        has_qkv_bias=family == "qwen2",
         has_qk_norm=family == "qwen3",
         eos_token_ids=_token_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         bos_token_id=bos if isinstance(bos, int) else None,
@@ -178,8 +178,10 @@ def _refuse_unsupported(config: JsonObject, folder: Path) -> None:
         raise UserError(
             f"{folder} uses a sliding window of {config['sliding_window']} tokens, which is not supported"
         )
-    if config.get("mlp_bias"):
-        raise UserError(f"{folder} has biases in its MLP, which is not supported")
+    if config.get("mlp_bias") or config.get("attention_bias"):
+        raise UserError(
+            f"{folder} has biases in its MLP or attention; Shoal has them for Qwen2's q, k and v only"
+        )
 
 
 def _rope(config: JsonObject, folder: Path) -> tuple[float, RopeScaling | None]:

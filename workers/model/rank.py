@@ -169,9 +169,8 @@ class Rank:
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> _Launched:
         started_s = time.perf_counter()
-        assert self._kv_cache is not None and self._group is not None, (
-            "memory is allocated before the first step"
-        )
+        assert self._group is not None, "weights are loaded before the first step"
+        assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
         logits = self._decoder.forward(self._batch.inputs(plan, self._min_num_tokens), self._kv_cache)

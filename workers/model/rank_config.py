@@ -15,13 +15,13 @@ class RankConfig:
     files: ModelFiles | None = None
     """None only with ``load_format`` "dummy" and a ``model_config``."""
     load_format: str = "auto"
-    """"auto" (by the files), "gguf", "safetensors", or "dummy" for random weights."""
+    """One of "auto" (by the files), "gguf", "safetensors", and "dummy" for random weights."""
     model_config: ModelConfig | None = None
     """Overrides what the files say; needed where there are none."""
     dtype: str = "auto"
-    """"auto", "float32", "bfloat16" or "float16"."""
+    """One of "auto", "float32", "bfloat16" and "float16"."""
     device: str = "cpu"
-    """"cpu", "cuda" or "cuda:1"."""
+    """As torch names it: "cpu", "cuda", "cuda:1"."""
     tp_rank: int = 0
     tp_size: int = 1
     rendezvous: str | None = None

@@ -1,0 +1,123 @@
+"""Each family computes what transformers computes, on tiny random models in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import UserError
+from workers.engine.plan import NewRow, StepPlan
+from workers.engine.request import ChoiceParams
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
+
+VOCAB = 97
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "llama tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama 3.1 rope": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
+    "linear rope": (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+}
+
+
+def save_model(folder: Path, config_name: str, fields: dict, shard_bytes: str = "5GB") -> torch.nn.Module:
+    """Write a random model as transformers would and return it."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, config_name)(**{**SHAPE, **fields})
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("norm.weight", "bias")):
+                parameter.uniform_(0.5, 1.5)
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    return model
+
+
+def next_logprobs(rank: Rank, token_ids: list[int], num_before: int = 0) -> torch.Tensor:
+    """Log-probabilities of the next token over the whole vocabulary, computed in one or two steps."""
+    params = ChoiceParams(max_tokens=1, temperature=0.0, num_logprobs=VOCAB)
+    row, blocks = NewRow(0, token_ids, len(token_ids), params), list(range(-(-len(token_ids) // 16)))
+    if num_before:
+        rank.launch(StepPlan(0, [row], [0], [0], [num_before], [False], [blocks]))
+        rank.launch(StepPlan(1, [], [0], [num_before], [len(token_ids) - num_before], [True], [[]]))
+        rank.collect()
+    else:
+        rank.launch(StepPlan(0, [row], [0], [0], [len(token_ids)], [True], [blocks]))
+    (found,) = rank.collect().logprobs
+    ordered = torch.empty(VOCAB)
+    ordered[found.top_token_ids] = torch.tensor(found.top_logprobs)
+    return ordered
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_computes_what_transformers_computes(family: str, make_rank, tmp_path: Path) -> None:
+    model = save_model(tmp_path, *FAMILIES[family])
+    rank = make_rank(files=ModelFiles(tmp_path, family))
+    token_ids = torch.randint(0, VOCAB, (100,)).tolist()
+
+    with torch.inference_mode():
+        want = model(torch.tensor([token_ids])).logits[0, -1].log_softmax(-1)
+
+    for num_before in (0, 50, 99):
+        got = next_logprobs(rank, token_ids, num_before)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_in_several_files_are_found(make_rank, tmp_path: Path) -> None:
+    save_model(tmp_path / "one", "LlamaConfig", {})
+    save_model(tmp_path / "many", "LlamaConfig", {}, shard_bytes="50KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+
+    one, many = (
+        next_logprobs(make_rank(files=ModelFiles(tmp_path / name, name)), [1, 2, 3])
+        for name in ("one", "many")
+    )
+
+    torch.testing.assert_close(one, many, rtol=0, atol=0)
+
+
+def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "LlamaConfig", {})
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+
+    with pytest.raises(UserError, match="pickled"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
+
+
+def test_weights_that_contradict_the_config_are_named(tmp_path: Path) -> None:
+    save_model(tmp_path, "LlamaConfig", {})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 95}))
+
+    with pytest.raises(UserError, match=r"gate_proj.*\(96, 64\).*\(95, 64\)"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
