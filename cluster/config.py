@@ -45,6 +45,11 @@ class ReplicaConfig:
     scripted_step_s: float = 0.0
 
     @property
+    def run_ahead(self) -> int:
+        """Steps planned beyond the one that runs: hides the brain behind a GPU, only delays new requests on a CPU."""
+        return 1 if self.device == "cuda" else 0
+
+    @property
     def application_name(self) -> str:
         """Name of the model's Serve application, also of its membership group; Serve allows no slashes."""
         return "model-" + self.served_name.replace("/", "--")

@@ -14,6 +14,8 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.rank_actor import RankActor
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
 from workers.model.rank_config import RankConfig
 
 logger = logging.getLogger(__name__)
@@ -57,9 +59,14 @@ class RankGroup:
         rendezvous = await self._actors[0].rendezvous_address.remote(host) if len(self._actors) > 1 else None
         return min(await asyncio.gather(*(actor.load.remote(rendezvous) for actor in self._actors)))
 
-    async def allocate(self, num_blocks: int) -> None:
-        """Take the KV pool on every rank and warm up."""
-        await asyncio.gather(*(actor.allocate.remote(num_blocks) for actor in self._actors))
+    async def allocate(self, engine_config: EngineConfig) -> CostModel:
+        """Take the KV pool on every rank, warm up, and time some steps.
+
+        Returns:
+            What steps cost on rank 0, which waits for the others.
+        """
+        costs = await asyncio.gather(*(actor.allocate.remote(engine_config) for actor in self._actors))
+        return costs[0]
 
     def serve_steps(self, endpoint: str) -> None:
         """Let the ranks connect to the step channel and watch for the first that ends."""

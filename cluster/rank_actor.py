@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
 
+from workers.calibration import measure_cost
 from workers.channel.serve import serve_steps
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
 from workers.model.rank_config import RankConfig
 
 if TYPE_CHECKING:
@@ -52,11 +56,16 @@ class RankActor:
         self._rank.load()
         return self._rank.max_num_blocks()
 
-    def allocate(self, num_blocks: int) -> None:
-        """Take the KV pool, the same size on every rank, and run what must be compiled or packed."""
+    def allocate(self, engine_config: EngineConfig) -> CostModel:
+        """Take the KV pool, the same size on every rank, run what must be compiled or packed, and time some steps.
+
+        Returns:
+            What steps cost here.
+        """
         assert self._rank is not None, "load comes first"
-        self._rank.allocate(num_blocks)
+        self._rank.allocate(engine_config.num_blocks)
         self._rank.warm_up()
+        return measure_cost(self._rank, engine_config, time.perf_counter)
 
     def serve_steps(self, endpoint: str) -> None:
         """Run plans from the step channel until the brain closes it. Returns only then."""

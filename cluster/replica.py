@@ -23,6 +23,7 @@ from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.block_hash import make_root
 from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
 from workers.model.rank_config import RankConfig
 
 logger = logging.getLogger("ray.serve")
@@ -44,18 +45,10 @@ class Replica:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         if config.scripted:
-            engine_config = EngineConfig(
-                max_model_len=config.max_model_len or 8192,
-                num_blocks=config.num_blocks or 65536,
-                block_size=config.block_size,
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                enable_prefix_caching=config.enable_prefix_caching,
-                hash_root=make_root("scripted", config.served_name, str(config.block_size)),
-            )
+            engine_config, cost = _scripted_engine(config), CostModel()
         else:
-            engine_config = await self._load_ranks()
-        await self._start_brain(engine_config)
+            engine_config, cost = await self._load_ranks()
+        await self._start_brain(engine_config, cost)
         await self._start_service(engine_config)
         self._monitor = ProgressMonitor(config.stall_timeout_s, time.monotonic())
         self._start(self._ping())
@@ -63,34 +56,37 @@ class Replica:
 
     # -- starting -----------------------------------------------------------------------------------------
 
-    async def _load_ranks(self) -> EngineConfig:
+    async def _load_ranks(self) -> tuple[EngineConfig, CostModel]:
         config = self._config
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
         model = await asyncio.to_thread(read_model_config, files)
-        rank_config = _rank_config(config, files)
-        self._group = RankGroup(rank_config, config.tensor_parallel_size, config.device == "cuda")
+        self._group = RankGroup(
+            _rank_config(config, files), config.tensor_parallel_size, config.device == "cuda"
+        )
         num_blocks = await self._group.load(host_address(config.host))
         if config.num_blocks is not None:
             num_blocks = min(num_blocks, config.num_blocks)
-        await self._group.allocate(num_blocks)
         wanted_len = config.max_model_len or model.max_position_embeddings
-        max_model_len = min(wanted_len, num_blocks * config.block_size)
-        return EngineConfig(
-            max_model_len=max_model_len,
+        engine_config = EngineConfig(
+            max_model_len=min(wanted_len, num_blocks * config.block_size),
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
             eos_token_ids=tuple(model.eos_token_ids),
+            vocab_size=model.vocab_size,
             hash_root=make_root(config.served_name, files.path.name, config.dtype, str(config.block_size)),
+            run_ahead=config.run_ahead,
         )
+        return engine_config, await self._group.allocate(engine_config)
 
-    async def _start_brain(self, engine_config: EngineConfig) -> None:
+    async def _start_brain(self, engine_config: EngineConfig, cost: CostModel) -> None:
         config = self._config
         self._brain = BrainClient(
             BrainConfig(
                 engine=engine_config,
+                cost=cost,
                 num_ranks=0 if config.scripted else config.tensor_parallel_size,
                 scripted_step_s=config.scripted_step_s,
             )
@@ -197,6 +193,18 @@ class Replica:
         self._brain.kill()
         if self._group is not None:
             self._group.kill()
+
+
+def _scripted_engine(config: ReplicaConfig) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=config.max_model_len or 8192,
+        num_blocks=config.num_blocks or 65536,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        hash_root=make_root("scripted", config.served_name, str(config.block_size)),
+    )
 
 
 def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:

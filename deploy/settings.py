@@ -36,8 +36,10 @@ class ServeSettings(BaseSettings):
     ingress_replicas: int = Field(1, ge=1, le=64)
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     max_model_len: int | None = Field(None, ge=1)
-    max_num_seqs: int = Field(64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(1024, ge=16, le=1 << 20)
+    max_num_seqs: int | None = Field(None, ge=1, le=4096)
+    """Most requests in a step; None: 256 on a GPU, 64 on a CPU."""
+    max_num_batched_tokens: int | None = Field(None, ge=16, le=1 << 20)
+    """Most tokens in a step; None: 16384 on a GPU, 1024 on a CPU."""
     block_size: Literal[16, 32, 64] = 16
     enable_prefix_caching: bool = True
     num_gpu_blocks_override: int | None = Field(None, ge=2)
@@ -93,20 +95,27 @@ class ServeSettings(BaseSettings):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
+    def step_limits(self) -> tuple[int, int]:
+        """Most requests and most tokens in a step, defaults resolved for the device."""
+        seqs, tokens = (256, 16384) if self.device_name == "cuda" else (64, 1024)
+        return self.max_num_seqs or seqs, self.max_num_batched_tokens or tokens
+
+    @property
     def kv_cache_bytes(self) -> int | None:
         """``kv_cache_gib`` in bytes."""
         return int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None
 
     def replica_config(self, model_path: str, name: str) -> ReplicaConfig:
         """What each replica of a model found at ``model_path`` and called ``name`` needs."""
+        max_num_seqs, max_num_batched_tokens = self.step_limits
         return ReplicaConfig(
             model=model_path,
             served_name=self.served_model_name or name,
             source=self.source,
             tensor_parallel_size=self.tensor_parallel_size,
             max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             block_size=self.block_size,
             enable_prefix_caching=self.enable_prefix_caching,
             num_blocks=self.num_gpu_blocks_override,

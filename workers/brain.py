@@ -216,7 +216,7 @@ def main() -> int:
         try:
             # What has been imported by now lives as long as the process: keep it out of collections.
             gc.freeze()
-            Brain(Engine(config.engine), executor, replica).run()
+            Brain(Engine(config.engine, config.cost), executor, replica).run()
         finally:
             executor.close()
     except RankLost as error:

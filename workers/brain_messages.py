@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.request import EngineRequest
 
@@ -32,6 +33,8 @@ class BrainConfig(msgspec.Struct, frozen=True):
     """What a brain process is told first: its engine and where its ranks are."""
 
     engine: EngineConfig
+    cost: CostModel = CostModel()
+    """As measured on the ranks; kept current by every step."""
     num_ranks: int = 1
     """0 runs a ``ScriptedExecutor`` in process."""
     step_endpoint: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -32,15 +33,16 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
     Raises:
         ShoalError: a rank could not start.
     """
+    max_num_seqs, max_num_batched_tokens = settings.step_limits
     config = RankConfig(
         files=files,
         load_format=settings.load_format,
         dtype=settings.dtype,
         device=settings.device_name,
         block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_model_len=settings.max_model_len,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=settings.kv_cache_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         num_threads=settings.cpu_threads or max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size),
@@ -63,7 +65,9 @@ def _wanted(most: int, override: int | None) -> int:
 def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -> tuple[Executor, int]:
     """Start the ranks, agree on the number of blocks, connect the step channel."""
     context = multiprocessing.get_context("spawn")
-    endpoint = new_endpoint(tempfile.mkdtemp(prefix="shoal-steps-"))
+    # Only where there are no abstract sockets does the endpoint need a folder.
+    folder = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="shoal-")
+    endpoint = new_endpoint(folder)
     config = replace(config, tp_size=num_ranks, rendezvous=_free_address())
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []

@@ -22,7 +22,7 @@ from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import ServeSettings, make_settings
 from router.text.tokenizer import Tokenizer
 from router.text.vocabulary import load_vocabulary
-from workers.checkpoint.model_config import read_model_config
+from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import resolve_model
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
@@ -47,7 +47,7 @@ class LLM:
         skip_tokenizer_init: bool = False,
         tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         gpu_memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
@@ -73,7 +73,9 @@ class LLM:
         """
         if quantization is not None:
             raise InvalidRequest(
-                f"quantization is {quantization!r}: quantized kernels are not supported yet", "quantization"
+                f"quantization is {quantization!r}: weights run as they are stored, or dequantized from GGUF; "
+                "leave it out",
+                "quantization",
             )
         settings = make_settings(
             model=model, load_format=load_format, tensor_parallel_size=tensor_parallel_size,
@@ -90,9 +92,7 @@ class LLM:
         self.max_model_len = min(
             settings.max_model_len or model_config.max_position_embeddings, num_blocks * settings.block_size
         )
-        self._engine = Engine(
-            _engine_config(settings, self.max_model_len, num_blocks, model_config.eos_token_ids)
-        )
+        self._engine = Engine(_engine_config(settings, self.max_model_len, num_blocks, model_config))
         self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
@@ -224,16 +224,19 @@ class LLM:
 
 
 def _engine_config(
-    settings: ServeSettings, max_model_len: int, num_blocks: int, eos_token_ids: Sequence[int]
+    settings: ServeSettings, max_model_len: int, num_blocks: int, model_config: ModelConfig
 ) -> EngineConfig:
+    max_num_seqs, max_num_batched_tokens = settings.step_limits
     return EngineConfig(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
-        eos_token_ids=tuple(eos_token_ids),
+        eos_token_ids=model_config.eos_token_ids,
+        vocab_size=model_config.vocab_size,
+        run_ahead=1 if settings.device_name == "cuda" else 0,
     )
 
 
