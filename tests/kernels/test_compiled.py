@@ -23,6 +23,7 @@ from kernels import (  # noqa: E402
 )
 
 ARCHITECTURES = (80, 90)
+SHARED_MEMORY_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 
 def compile_kernel(
@@ -83,7 +84,7 @@ def test_prefill_attention_keeps_its_registers(
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
-    assert compiled.metadata.shared <= {80: 163, 90: 227}[architecture] * 1024
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
     if architecture == 90:
         assert "wgmma" in compiled.asm["ptx"]
 
@@ -107,15 +108,16 @@ def test_decode_attention_keeps_its_registers(
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,
             "HEAD_PADDED": 1 << (head_dim - 1).bit_length(),
-            "TILE": paged_decode_attention.tile_tokens(head_dim),
+            "TILE": paged_decode_attention.TILE,
             "SPLIT_TOKENS": paged_decode_attention.SPLIT_TOKENS,
             "IS_SPLIT": is_split,
         },
         num_warps=4,
-        num_stages=3,
+        num_stages=paged_decode_attention.NUM_STAGES,
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

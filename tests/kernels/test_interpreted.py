@@ -7,13 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 TOLERANCES = {"float32": 2e-6, "float16": 2e-3}
 
 
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6.") and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="the interpreter of Triton 3.6 does not work with numpy 2.4",
+)
 def test_every_kernel_agrees_with_its_reference() -> None:
     program = Path(__file__).with_name("interpret_kernels.py")
 

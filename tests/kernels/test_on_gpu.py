@@ -1,0 +1,155 @@
+"""Each Triton kernel against its reference on a GPU: odd shapes, every dtype with its own tolerance, poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
+from kernels.prefill_attention import prefill_attention, prefill_attention_ref
+from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, rms_norm, rms_norm_ref
+from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
+from kernels.silu_mul import silu_mul, silu_mul_ref
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TOLERANCES = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Of the norm of the error, relative to the norm of the reference."""
+dtypes = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=lambda dtype: str(dtype).rpartition(".")[2])
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """NaN never passes."""
+    got, want = got.float(), want.float()
+    error = float((got - want).norm() / want.norm().clamp(min=1e-30)) if want.numel() else 0.0
+    assert error <= TOLERANCES[dtype], f"relative error {error:.2e}"
+
+
+def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden"), [(0, 64), (1, 8), (5, 123), (7, 576), (3, 4096), (300, 5120)]
+)
+def test_rms_norm(dtype: torch.dtype, num_tokens: int, hidden: int) -> None:
+    x, residual, weight = (randn(n, hidden, dtype=dtype) for n in (num_tokens, num_tokens, 1))
+    want_residual = residual.clone()
+
+    assert_close(rms_norm(x, weight[0], 1e-5), rms_norm_ref(x, weight[0], 1e-5), dtype)
+    got = add_rms_norm(x, residual, weight[0], 1e-5)
+    want = add_rms_norm_ref(x, want_residual, weight[0], 1e-5)
+
+    assert_close(got, want, dtype)
+    assert_close(residual, want_residual, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize(("num_tokens", "width"), [(0, 8), (1, 3), (5, 1536), (33, 14336)])
+def test_silu_mul(dtype: torch.dtype, num_tokens: int, width: int) -> None:
+    gate_up = randn(num_tokens, 2 * width, dtype=dtype)
+
+    assert_close(silu_mul(gate_up), silu_mul_ref(gate_up), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rope_kv_write(dtype: torch.dtype, head_dim: int, has_norm: bool) -> None:
+    num_heads, num_kv_heads, num_tokens, block_size = 6, 2, 37, 16
+    qkv = randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
+    positions = torch.randint(0, 4000, (num_tokens,), device="cuda")
+    slots = torch.randperm(9 * block_size, device="cuda")[:num_tokens]
+    cos_sin = torch.randn(4000, head_dim, device="cuda")
+    norms = randn(2, head_dim, dtype=dtype) if has_norm else (None, None)
+    got_cache = torch.zeros(9, 3, 2, num_kv_heads, block_size, head_dim, device="cuda", dtype=dtype)
+    want_cache = got_cache.clone()
+
+    got = rope_kv_write(qkv, positions, slots, cos_sin, got_cache, 1, *norms)
+    want = rope_kv_write_ref(qkv, positions, slots, cos_sin, want_cache, 1, *norms)
+
+    assert_close(got, want, dtype)
+    assert_close(got_cache, want_cache, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("block_size", "group"), [(16, 4), (32, 1), (64, 7)])
+def test_decode_attention(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    group: int,
+) -> None:
+    context_lens = [1, 0, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1000, 4097]
+    _check_decode(make_cache, dtype, head_dim, block_size, group, context_lens)
+
+
+@pytest.mark.parametrize("context_lens", [[33000], [131072, 5], [1], [40] * 300])
+def test_decode_attention_over_long_contexts_and_many_rows(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]], context_lens: list[int]
+) -> None:
+    _check_decode(make_cache, torch.bfloat16, 128, 16, 4, context_lens)
+
+
+def _check_decode(make_cache, dtype, head_dim, block_size, group, context_lens) -> None:
+    num_kv_heads = 2
+    cache, tables = make_cache(context_lens, num_kv_heads, block_size, head_dim, dtype, "cuda")
+    q = randn(len(context_lens), num_kv_heads * group, head_dim, dtype=dtype)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+    scale = head_dim**-0.5
+
+    got = paged_decode_attention(q, cache, 1, tables, lens, scale, max(context_lens))
+
+    want = torch.cat(
+        [
+            paged_decode_attention_ref(
+                q[i : i + 1].double().float(),
+                cache.nan_to_num(),
+                1,
+                tables[i : i + 1],
+                lens[i : i + 1],
+                scale,
+            )
+            for i in range(len(context_lens))
+        ]
+    )
+    assert_close(got, want, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens", "block_size"),
+    [
+        ([1, 0, 5, 64], [1, 3, 21, 64], 16),
+        ([200, 3, 129], [200, 1030, 700], 32),
+        ([128, 1, 300], [128, 5000, 812], 64),
+    ],
+)
+def test_prefill_attention(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    head_dim: int,
+    query_lens: list[int],
+    context_lens: list[int],
+    block_size: int,
+) -> None:
+    num_kv_heads, group = 2, 3
+    cache, tables = make_cache(context_lens, num_kv_heads, block_size, head_dim, dtype, "cuda")
+    q = randn(sum(query_lens), num_kv_heads * group, head_dim, dtype=dtype)
+    starts = torch.tensor([0, *query_lens], device="cuda").cumsum(0).to(torch.int32)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+    scale = head_dim**-0.5
+
+    got = prefill_attention(q, cache, 1, tables, starts, lens, scale)
+
+    want = prefill_attention_ref(q.float(), cache.nan_to_num().float(), 1, tables, starts, lens, scale)
+    assert_close(got, want, dtype)
