@@ -27,7 +27,7 @@ PROMPTS = {
     "short": "The capital of France is",
     "one word": "Once",
     "long": LONG,
-    "code": "def fibonacci(n: int) -> int:\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    if n",
+    "code": 'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n    if n',
     "digits and spaces": "    \t\n 3.14159 2.71828\n\n  1 + 1 =",
     "list": "Five fruits, one a line:\n1. Apple\n2.",
     "unicode": "Übermäßig große Flüsse — naïve café, 東京 and 🙂:",

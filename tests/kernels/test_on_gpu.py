@@ -153,3 +153,21 @@ def test_prefill_attention(
 
     want = prefill_attention_ref(q.float(), cache.nan_to_num().float(), 1, tables, starts, lens, scale)
     assert_close(got, want, dtype)
+
+
+def test_attention_beyond_two_to_the_31_elements() -> None:
+    num_blocks = 2**31 // (2 * 2 * 8 * 16 * 128) + 2
+    cache = torch.zeros(num_blocks, 2, 2, 8, 16, 128, dtype=torch.bfloat16, device="cuda")
+    cache[-1].normal_()
+    tables, lens = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([[num_blocks - 1]], [16]))
+    starts = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+    q = randn(1, 32, 128, dtype=torch.bfloat16)
+
+    decoded = paged_decode_attention(q, cache, 1, tables, lens, 128**-0.5, 16)
+    prefilled = prefill_attention(q, cache, 1, tables, starts, lens, 128**-0.5)
+
+    want = paged_decode_attention_ref(
+        q.float(), cache[-1:].float(), 1, torch.zeros_like(tables), lens, 128**-0.5
+    )
+    assert_close(decoded, want, torch.bfloat16)
+    assert_close(prefilled, want, torch.bfloat16)

@@ -11,7 +11,10 @@ from workers.engine.request import ChoiceParams
 from workers.model import rank as rank_module
 from workers.model import tensor_source
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 CONFIG = ModelConfig(
     "qwen3", 128, 192, 3, 6, 2, head_dim=64, vocab_size=300, max_position_embeddings=512, has_qk_norm=True
