@@ -1,4 +1,4 @@
-"""Each Triton kernel against its reference on a GPU: odd shapes, every dtype with its own tolerance, poisoned memory."""
+"""Each Triton kernel against its reference on a GPU: odd shapes, every dtype by its own tolerance, poisoned memory."""
 
 from __future__ import annotations
 

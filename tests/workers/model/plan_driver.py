@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
@@ -127,16 +127,29 @@ class PlanDriver:
         )
 
 
-def main(gguf_path: str, goldens_path: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
-    """Continue all golden prompts at once as one rank of a group; print the tokens as JSON."""
+def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
+    """Continue prompts greedily as one rank of a group; print the tokens as JSON.
+
+    The spec holds ``prompts`` and ``num_tokens``, and either ``gguf`` (a path) or ``model_config`` (fields, for random
+    weights).
+    """
     torch.set_num_threads(1)
-    config = RankConfig(files=ModelFiles(Path(gguf_path), "demo"), max_model_len=256, num_threads=1)
-    rank = Rank(replace(config, tp_rank=int(tp_rank), tp_size=int(tp_size), rendezvous=rendezvous))
+    spec = json.loads(spec_json)
+    config = RankConfig(
+        files=ModelFiles(Path(spec["gguf"]), "demo") if "gguf" in spec else None,
+        load_format="auto" if "gguf" in spec else "dummy",
+        model_config=ModelConfig(**spec["model_config"]) if "model_config" in spec else None,
+        max_model_len=256,
+        num_threads=1,
+        tp_rank=int(tp_rank),
+        tp_size=int(tp_size),
+        rendezvous=rendezvous if tp_size != "1" else None,
+    )
+    rank = Rank(config)
     rank.load()
     rank.allocate(200)
     rank.warm_up()
-    cases = json.loads(Path(goldens_path).read_text(encoding="utf-8"))["cases"]
-    outputs, _ = PlanDriver(rank, 200).generate([case["prompt_token_ids"] for case in cases], 64)
+    outputs, _ = PlanDriver(rank, 200).generate(spec["prompts"], spec["num_tokens"])
     rank.close()
     print(json.dumps(outputs))
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from workers.checkpoint.source import ModelFiles
-
-GOLDENS_PATH = Path(__file__).parents[2] / "goldens" / "smollm2_135m.json"
 
 
 def prompts_and_outputs(goldens: list[dict]) -> tuple[list[list[int]], list[list[int]]]:
@@ -102,25 +94,3 @@ def test_without_packed_weights(make_rank, demo_model: ModelFiles, goldens, plan
     outputs, _ = plan_driver.PlanDriver(rank, 200).generate(prompts, 64)
 
     assert outputs == wanted
-
-
-def test_two_ranks(demo_model: ModelFiles, goldens) -> None:
-    program = Path(__file__).with_name("plan_driver.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        rendezvous = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    commands = [
-        [sys.executable, str(program), str(demo_model.path), str(GOLDENS_PATH), str(rank), "2", rendezvous]
-        for rank in range(2)
-    ]
-
-    ranks = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
-    try:
-        answers = [rank.communicate(timeout=150) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-    for rank, (printed, complaints) in zip(ranks, answers, strict=True):
-        assert rank.returncode == 0, complaints
-        assert json.loads(printed) == prompts_and_outputs(goldens)[1]
