@@ -27,7 +27,8 @@ from workers.checkpoint.source import resolve_model
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
-from workers.engine.request import EngineRequest, FinishReason
+from workers.engine.outputs import Load, TokenOutput
+from workers.engine.request import EngineRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -119,9 +120,13 @@ class LLM:
         listed = _as_list(prompts)
         params = _params_for(sampling_params, len(listed))
         outputs = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
-        for output, one in zip(outputs, params, strict=True):
-            self._submit(output, one)
-        self._run(outputs, use_tqdm)
+        try:
+            for output, one in zip(outputs, params, strict=True):
+                self._submit(output, one)
+            self._run(outputs, use_tqdm)
+        except BaseException:
+            self._withdraw()
+            raise
         return outputs
 
     def chat(
@@ -139,6 +144,11 @@ class LLM:
         prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(list(one))} for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    @property
+    def load(self) -> Load:
+        """What the engine holds, and its counts since start."""
+        return self._engine.load()
+
     def close(self) -> None:
         """Let the ranks go."""
         self._executor.close()
@@ -148,18 +158,14 @@ class LLM:
     def _run(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
         engine, executor = self._engine, self._executor
         with tqdm(total=len(outputs), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            try:
-                while engine.has_work:
-                    while (plan := engine.plan(time.monotonic())) is not None:
-                        executor.launch(plan)
-                    if engine.num_launched:
-                        for token_output in engine.apply(executor.collect(), time.monotonic()):
-                            self._take(token_output.request_id, token_output, bar)
-            except BaseException:
-                self._withdraw()
-                raise
+            while engine.has_work:
+                while (plan := engine.plan(time.monotonic())) is not None:
+                    executor.launch(plan)
+                if engine.num_launched:
+                    for token_output in engine.apply(executor.collect(), time.monotonic()):
+                        self._take(token_output.request_id, token_output, bar)
 
-    def _take(self, request_id: str, token_output: Any, bar: tqdm) -> None:
+    def _take(self, request_id: str, token_output: TokenOutput, bar: tqdm) -> None:
         choice = self._choices[request_id]
         ended = choice.take(token_output)
         if not ended:
@@ -171,7 +177,7 @@ class LLM:
             bar.update(1)
 
     def _withdraw(self) -> None:
-        """Leave the engine empty after an interrupted run."""
+        """Leave the engine empty after a refused prompt or an interrupted run."""
         for request_id in list(self._choices):
             self._engine.abort(request_id)
         self._choices.clear()
@@ -217,10 +223,8 @@ class LLM:
             choice = Choice(output, index, params, self.tokenizer)
             request = EngineRequest(request_id, output.prompt_token_ids, params.choice(index, seed, left))
             self._choices[request_id] = choice
-            refused = self._engine.add(request, time.monotonic())
-            if refused is not None and refused.finish_reason is FinishReason.ERROR:
-                self._withdraw()
-                raise InvalidRequest(refused.error or "the engine refused the request", refused.error_param)
+            # A request without earlier output cannot have ended yet, so nothing comes back.
+            self._engine.add(request, time.monotonic())
 
 
 def _engine_config(

@@ -1,0 +1,162 @@
+"""Offline generation: golden tokens of the demo model, whatever the engine does to get there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import LLM, SamplingParams
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest, PromptTooLong
+
+CASES = json.loads((Path(__file__).parents[1] / "goldens" / "smollm2_135m.json").read_text())["cases"]
+PROMPTS = [case["prompt_token_ids"] for case in CASES]
+EXPECTED = [case["output_token_ids"] for case in CASES]
+GREEDY = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def make_llm(**options: Any) -> LLM:
+    return LLM(**{"max_model_len": 512, "max_num_seqs": 32, "kv_cache_gib": 0.2, "cpu_threads": 2, **options})
+
+
+@pytest.fixture(scope="module")
+def llm(demo_model: ModelFiles) -> Iterator[LLM]:
+    found = make_llm()
+    yield found
+    found.close()
+
+
+def tokens(llm: LLM, prompts: list[list[int]], params: Any = GREEDY) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_a_prompt_by_itself_gives_the_golden_tokens(llm: LLM) -> None:
+    assert tokens(llm, PROMPTS[:1]) == EXPECTED[:1]
+
+
+def test_32_ragged_prompts_together_give_the_golden_tokens(llm: LLM) -> None:
+    rounds = -(-32 // len(PROMPTS))
+
+    assert tokens(llm, (PROMPTS * rounds)[:32]) == (EXPECTED * rounds)[:32]
+
+
+def test_prompts_found_in_the_cache_give_the_golden_tokens(llm: LLM) -> None:
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+    assert [output.outputs[0].token_ids for output in outputs] == EXPECTED
+    assert max(output.num_cached_tokens for output in outputs) >= 96
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"max_num_batched_tokens": 16}, id="chunked prefill"),
+        # Ten prompts with their outputs need more blocks than these.
+        pytest.param({"num_gpu_blocks_override": 32, "enable_prefix_caching": False}, id="preemption"),
+        pytest.param({"tensor_parallel_size": 2, "cpu_threads": 1}, id="two ranks"),
+    ],
+)
+def test_golden_tokens_come_out_of(options: dict[str, Any], demo_model: ModelFiles) -> None:
+    llm = make_llm(**options)
+    try:
+        assert tokens(llm, PROMPTS) == EXPECTED
+        if "num_gpu_blocks_override" in options:
+            assert llm.load.num_preemptions > 0
+    finally:
+        llm.close()
+
+
+def test_text_is_the_text_of_the_tokens(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+
+    output = llm.generate(
+        "The capital of France is", SamplingParams(max_tokens=12, temperature=0), use_tqdm=False
+    )[0]
+
+    assert output.outputs[0].text == llm.tokenizer.decode(output.outputs[0].token_ids)
+    assert " Paris" in output.outputs[0].text
+
+
+def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=64, temperature=0, stop=["the"])
+
+    output = llm.generate("Once upon a time there was a", params, use_tqdm=False)[0].outputs[0]
+
+    assert (output.finish_reason, output.stop_reason) == ("stop", "the")
+    assert "the" not in output.text
+    assert llm.load.num_running == 0
+
+
+def test_choices_differ_and_a_seed_repeats_them(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=16, temperature=1.0, seed=5)
+
+    first, second = (
+        [choice.token_ids for choice in llm.generate("A story:", params, use_tqdm=False)[0].outputs]
+        for _ in range(2)
+    )
+
+    assert first == second
+    assert len({tuple(token_ids) for token_ids in first}) == 3
+
+
+def test_logprobs_of_greedy_tokens_rank_first(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, logprobs=2)
+
+    output = llm.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0]
+
+    assert output.logprobs is not None
+    for token_id, candidates in zip(output.token_ids, output.logprobs, strict=True):
+        assert candidates[token_id].rank == 1
+        assert len(candidates) == 2
+    assert output.cumulative_logprob == pytest.approx(
+        sum(one[token_id].logprob for token_id, one in zip(output.token_ids, output.logprobs, strict=True))
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "says"),
+    [
+        ([], InvalidRequest, "no tokens"),
+        ([1] * 600, PromptTooLong, "600 tokens, this model takes 512"),
+        ([10**6], InvalidRequest, "1000000"),
+        ({"text": "x"}, InvalidRequest, "'prompt' or 'prompt_token_ids'"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_nothing_is_left_behind(
+    llm: LLM, prompt: Any, error: type[Exception], says: str
+) -> None:
+    good = {"prompt_token_ids": PROMPTS[0]}
+    bad = prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt}
+
+    with pytest.raises(error, match=says):
+        llm.generate([good, bad], GREEDY, use_tqdm=False)
+
+    assert (llm.load.num_running, llm.load.num_waiting) == (0, 0)
+    assert tokens(llm, PROMPTS[:1]) == EXPECTED[:1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 20}, "min_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"logprobs": -1}, "logprobs"),
+    ],
+)
+def test_bad_sampling_params_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**changes)
+
+    assert caught.value.param == param
