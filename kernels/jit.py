@@ -20,7 +20,10 @@ except ImportError:
         def __getitem__(self, grid: object) -> NoReturn:
             raise RuntimeError(f"{self.kernel.__name__} needs Triton, which is not installed")
 
-    triton = SimpleNamespace(jit=_NeedsTriton, cdiv=lambda x, y: -(-x // y))
+    def _jit(kernel: Callable[..., Any] | None = None, **options: object) -> Any:
+        return _NeedsTriton(kernel) if kernel is not None else _NeedsTriton
+
+    triton = SimpleNamespace(jit=_jit, cdiv=lambda x, y: -(-x // y))
     tl = SimpleNamespace(constexpr=object)
 
 __all__ = ["tl", "triton"]

@@ -161,7 +161,8 @@ def _launch(
     return out
 
 
-@triton.jit
+# What changes from step to step must not lead to a new variant, compiled while requests wait.
+@triton.jit(do_not_specialize=["context_lens_ptr", "table_stride", "layer", "num_layers"])
 def _paged_decode_attention_kernel(
     q_ptr,
     kv_cache_ptr,
@@ -235,7 +236,7 @@ def _paged_decode_attention_kernel(
         tl.store(out_ptr + q_place, acc.to(out_ptr.dtype.element_ty), mask=q_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["context_lens_ptr", "num_splits"])
 def _merge_splits_kernel(
     partial_ptr,
     lse_ptr,

@@ -162,7 +162,8 @@ def prefill_tiles(head_dim: int, element_size: int) -> PrefillTiles:
     return PrefillTiles(queries=128, tokens=64, num_warps=8, num_stages=3)
 
 
-@triton.jit
+# What changes from step to step must not lead to a new variant, compiled while requests wait.
+@triton.jit(do_not_specialize=["context_lens_ptr", "table_stride", "num_rows", "layer", "num_layers"])
 def _prefill_attention_kernel(
     q_ptr,
     kv_cache_ptr,
