@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_CANDIDATES = 1024
-"""Likeliest tokens among which a nucleus is sought before the whole vocabulary is sorted."""
 _CHUNK = 256
 """Tokens summed at once when the draw is located."""
 
@@ -39,8 +37,9 @@ def sample(
         max_top_k: the largest value in ``top_k``; known to the caller, so that nothing waits for a device.
     """
     is_greedy = temperatures == 0
-    scaled = logits / torch.where(is_greedy, 1.0, temperatures)[:, None]
-    scaled -= scaled.amax(-1, keepdim=True)
+    # The highest logit becomes 0 first: divided by a tiny temperature it would be infinite.
+    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled /= torch.where(is_greedy, 1.0, temperatures)[:, None]
     if min_p is not None:
         scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
     if top_k is not None and max_top_k > 0:
@@ -69,30 +68,27 @@ def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[
 
 def _keep_nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the fewest likeliest tokens that hold ``top_p`` of each row's mass (Holtzman et al. 2020)."""
-    vocab = weights.shape[1]
-    mass = weights.sum(-1, keepdim=True, dtype=torch.float64) * top_p[:, None].double()
-    floor, is_found = _nucleus_floor(weights.topk(min(_CANDIDATES, vocab), dim=-1).values, mass)
-    if vocab > _CANDIDATES:
-        if weights.device.type != "cpu":
-            # Asking whether all rows are done would wait for the device.
-            floor, _ = _nucleus_floor(weights.sort(dim=-1, descending=True).values, mass)
-        else:
-            rest = (~is_found & (top_p < 1.0)).nonzero().squeeze(1)
-            if rest.numel():
-                floor[rest], _ = _nucleus_floor(
-                    weights[rest].sort(dim=-1, descending=True).values, mass[rest]
-                )
-    floor = torch.where(top_p < 1.0, floor, 0.0)
+    total = weights.sum(-1, dtype=torch.float64)
+    wanted = total * top_p.double()
+    if weights.device.type == "cpu":
+        # Tokens below this weight hold less than what the nucleus may leave out, all of them together.
+        least = (total - wanted) / weights.shape[1]
+        floor = torch.zeros_like(top_p)
+        for row in (top_p < 1.0).nonzero().flatten().tolist():
+            candidates = weights[row][weights[row] >= least[row]].sort(descending=True).values
+            floor[row] = _nucleus_floor(candidates[None], wanted[row : row + 1])
+    else:
+        # Counting candidates would wait for the device.
+        floor = _nucleus_floor(weights.sort(dim=-1, descending=True).values, wanted)
+        floor = torch.where(top_p < 1.0, floor, 0.0)
     return weights.masked_fill(weights < floor[:, None], 0.0)
 
 
-def _nucleus_floor(descending: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest weight kept, and whether the tokens given were enough to tell."""
+def _nucleus_floor(descending: Tensor, wanted: Tensor) -> Tensor:
+    """Smallest weight kept of each row, so that the kept ones reach ``wanted``."""
     before = descending.cumsum(-1, dtype=torch.float64) - descending
-    last = ((before < mass).sum(-1, keepdim=True) - 1).clamp(min=0)
-    floor = descending.gather(1, last).squeeze(1)
-    is_found = (before[:, -1:] + descending[:, -1:] >= mass).squeeze(1)
-    return floor, is_found
+    last = ((before < wanted[:, None]).sum(-1, keepdim=True) - 1).clamp(min=0)
+    return descending.gather(1, last).squeeze(1)
 
 
 def _locate(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def test_samples_follow_the_exact_distribution(
     assert chi_square <= bound
 
 
-def test_a_nucleus_wider_than_the_candidates_is_found_by_sorting() -> None:
+def test_the_nucleus_of_a_flat_distribution_is_wide() -> None:
     logits = torch.randn(5000, generator=torch.Generator().manual_seed(2)) * 0.1
     expected = exact_distribution(logits, 1.0, 0, 0.9, 0.0)
     assert (expected > 0).sum() > 1024
@@ -145,6 +145,14 @@ def test_zero_temperature_takes_the_likeliest_and_minus_infinity_is_never_drawn(
     drawn = sample(logits, torch.tensor([1.0, 0.0]), torch.tensor([0.999999, 0.5], dtype=torch.float64))
 
     assert drawn.tolist() == [650, 3]
+
+
+def test_a_tiny_temperature_takes_the_likeliest() -> None:
+    logits = torch.tensor([[50.0, 51.0, -9.0]])
+
+    drawn = sample(logits, torch.tensor([1e-38]), torch.tensor([0.999], dtype=torch.float64))
+
+    assert drawn.tolist() == [1]
 
 
 def test_uniforms_at_the_ends_of_the_interval_stay_inside_the_distribution() -> None:

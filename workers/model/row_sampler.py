@@ -91,8 +91,9 @@ class RowSampler:
         return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest))
 
     def _adjust(self, logits: Tensor, rows: list[SampledRow]) -> Tensor:
-        """Apply penalties, biases and forbidden tokens to a copy, if there are any."""
+        """Apply penalties, biases and forbidden tokens to a copy, if there are any; unknown tokens are passed over."""
         adjusted = logits
+        vocab = range(logits.shape[1])
         penalized = [index for index, row in enumerate(rows) if row.params.has_penalties]
         if penalized:
             adjusted = logits.clone()
@@ -102,12 +103,14 @@ class RowSampler:
             (index, token_id, value)
             for index, row in enumerate(rows)
             for token_id, value in row.params.logit_bias.items()
+            if token_id in vocab
         ]
         forbidden = [
             (index, token_id, float("-inf"))
             for index, row in enumerate(rows)
             if row.position - row.num_prompt_tokens < row.params.min_tokens
             for token_id in self._ending_tokens(row.params)
+            if token_id in vocab
         ]
         if bias or forbidden:
             adjusted = logits.clone() if adjusted is logits else adjusted

@@ -67,6 +67,16 @@ def test_a_bias_can_force_and_forbid(tiny) -> None:
     assert other != free
 
 
+def test_tokens_that_the_model_does_not_have_are_passed_over(tiny) -> None:
+    odd = params(
+        temperature=0.0, logit_bias={VOCAB: 100.0, -1: 100.0}, stop_token_ids=(VOCAB + 7,), min_tokens=2
+    )
+
+    assert (
+        tiny.generate([PROMPTS[0]], 3, odd)[0] == tiny.generate([PROMPTS[0]], 3, params(temperature=0.0))[0]
+    )
+
+
 def test_no_end_before_the_least_number_of_tokens(tiny) -> None:
     eager = {"logit_bias": {EOS: 100.0, 12: 50.0}, "temperature": 0.0, "min_tokens": 3}
 
