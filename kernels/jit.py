@@ -1,14 +1,23 @@
-"""Triton where it is installed, and a stand-in where it is not (a Mac): kernels then fail at launch, not on import."""
+"""Triton where it is installed, and a stand-in where it is not (a Mac): kernels then fail at launch, not on import.
+
+``gdc_wait`` and ``gdc_launch_dependents`` are programmatic dependent launch (sm_90): a kernel launched with
+``pdl_options`` may start while the one before it drains, and must wait before it reads or writes what others do.
+Every such kernel waits, so that a kernel's end implies the end of all before it.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import torch
+
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
 
     class _NeedsTriton:
@@ -25,5 +34,26 @@ except ImportError:
 
     triton = SimpleNamespace(jit=_jit, cdiv=lambda x, y: -(-x // y))
     tl = SimpleNamespace(constexpr=object)
+    gdc_wait = gdc_launch_dependents = None
 
-__all__ = ["tl", "triton"]
+__all__ = ["gdc_launch_dependents", "gdc_wait", "has_pdl", "next_power_of_2", "pdl_options", "tl", "triton"]
+
+
+@functools.cache
+def _is_hopper(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def has_pdl(device: torch.device) -> bool:
+    """True where a kernel can be started before the one ahead of it has ended."""
+    return device.type == "cuda" and _is_hopper(device.index or 0)
+
+
+def pdl_options(is_on: bool) -> dict[str, bool]:
+    """Launch options of a kernel whose ``PDL`` is ``is_on``; the interpreter knows no such option."""
+    return {"launch_pdl": True} if is_on else {}
+
+
+def next_power_of_2(value: int) -> int:
+    """The smallest power of two that is no less than ``value``, at least 1."""
+    return 1 << max(value - 1, 0).bit_length()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.jit import tl, triton
+from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.native import native_kernels
 
 
@@ -82,7 +82,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if num_tokens == 0:
         return out
-    block = 1 << (hidden - 1).bit_length()
+    block = next_power_of_2(hidden)
+    pdl = has_pdl(x.device)
     _rms_norm_kernel[(num_tokens,)](
         x,
         residual if residual is not None else x,
@@ -95,7 +96,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         eps,
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
+        PDL=pdl,
         num_warps=min(max(block // 512, 1), 8),
+        **pdl_options(pdl),
     )
     return out
 
@@ -113,11 +116,15 @@ def _rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row a program: y = (x + r) / sqrt(mean((x + r)^2) + eps) * w, and r = x + r."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         place = residual_ptr + token * residual_stride + columns

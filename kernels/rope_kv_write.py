@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.jit import tl, triton
+from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.native import MAX_HEAD_DIM, native_kernels
+
+HEADS = 8
+"""Heads a program turns."""
 
 
 def rope_kv_write_ref(
@@ -119,7 +122,8 @@ def _launch(
     if num_tokens == 0:
         return q
     has_norm = q_norm is not None
-    _rope_kv_write_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+    pdl = has_pdl(qkv.device)
+    _rope_kv_write_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, HEADS))](
         qkv,
         positions,
         slots,
@@ -135,14 +139,18 @@ def _launch(
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        HALF_PADDED=1 << (head_dim // 2 - 1).bit_length(),
+        HALF_PADDED=next_power_of_2(head_dim // 2),
+        HEADS=HEADS,
         HAS_NORM=has_norm,
-        num_warps=1,
+        PDL=pdl,
+        num_warps=2,
+        **pdl_options(pdl),
     )
     return q
 
 
-@triton.jit
+# What changes from layer to layer must not lead to a new variant.
+@triton.jit(do_not_specialize=["layer", "num_layers"])
 def _rope_kv_write_kernel(
     qkv_ptr,
     positions_ptr,
@@ -160,42 +168,54 @@ def _rope_kv_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One head of one token a program; a head is held as its two halves."""
+    """Some heads of one token a program; heads are held as their two halves."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    num_all: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     half: tl.constexpr = HEAD_DIM // 2
     columns = tl.arange(0, HALF_PADDED)
-    inside = columns < half
-    source = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
-    first = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + half + columns, mask=inside, other=0.0).to(tl.float32)
-    if head < NUM_HEADS + NUM_KV_HEADS:
-        if HAS_NORM:
-            weight_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-            square = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
-            scale = tl.rsqrt(square / HEAD_DIM + eps)
-            weight_first = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-            weight_second = tl.load(weight_ptr + half + columns, mask=inside, other=0.0).to(tl.float32)
-            first = (first * scale * weight_first).to(qkv_ptr.dtype.element_ty).to(tl.float32)
-            second = (second * scale * weight_second).to(qkv_ptr.dtype.element_ty).to(tl.float32)
-        angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM
-        cos = tl.load(angles + columns, mask=inside, other=0.0)
-        sin = tl.load(angles + half + columns, mask=inside, other=0.0)
-        turned = first * cos - second * sin
-        second = second * cos + first * sin
-        first = turned
-    if head < NUM_HEADS:
-        place = q_ptr + (token * NUM_HEADS + head) * HEAD_DIM
-        tl.store(place + columns, first.to(q_ptr.dtype.element_ty), mask=inside)
-        tl.store(place + half + columns, second.to(q_ptr.dtype.element_ty), mask=inside)
-    else:
-        slot = tl.load(slots_ptr + token).to(tl.int64)
-        if slot >= 0:
-            block = slot // BLOCK_SIZE
-            # head - NUM_HEADS counts the heads of k, then those of v: the cache's own order.
-            row = ((block * num_layers + layer) * 2 * NUM_KV_HEADS + head - NUM_HEADS) * BLOCK_SIZE
-            place = kv_cache_ptr + (row + slot % BLOCK_SIZE) * HEAD_DIM
-            tl.store(place + columns, first.to(kv_cache_ptr.dtype.element_ty), mask=inside)
-            tl.store(place + half + columns, second.to(kv_cache_ptr.dtype.element_ty), mask=inside)
+    in_half = columns < half
+    inside = (heads < num_all)[:, None] & in_half[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM
+    cos = tl.load(angles + columns, mask=in_half, other=0.0)[None, :]
+    sin = tl.load(angles + half + columns, mask=in_half, other=0.0)[None, :]
+    source = qkv_ptr + (token * num_all + heads)[:, None] * HEAD_DIM + columns[None, :]
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    is_q = (heads < NUM_HEADS)[:, None]
+    is_turned = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None]
+    if HAS_NORM:
+        square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+        q_first = tl.load(q_norm_ptr + columns, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        q_second = tl.load(q_norm_ptr + half + columns, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        k_first = tl.load(k_norm_ptr + columns, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        k_second = tl.load(k_norm_ptr + half + columns, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        normed_first = first * scale * tl.where(is_q, q_first, k_first)
+        normed_second = second * scale * tl.where(is_q, q_second, k_second)
+        normed_first = normed_first.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        normed_second = normed_second.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        first = tl.where(is_turned, normed_first, first)
+        second = tl.where(is_turned, normed_second, second)
+    turned_first = tl.where(is_turned, first * cos - second * sin, first)
+    turned_second = tl.where(is_turned, second * cos + first * sin, second)
+    place = q_ptr + (token * NUM_HEADS + heads)[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(place, turned_first.to(q_ptr.dtype.element_ty), mask=inside & is_q)
+    tl.store(place + half, turned_second.to(q_ptr.dtype.element_ty), mask=inside & is_q)
+    # heads - NUM_HEADS counts the heads of k, then those of v: the cache's own order.
+    block = slot // BLOCK_SIZE
+    row = (
+        (block * num_layers + layer) * 2 * NUM_KV_HEADS + heads - NUM_HEADS
+    ) * BLOCK_SIZE + slot % BLOCK_SIZE
+    is_kept = inside & (heads >= NUM_HEADS)[:, None] & (slot >= 0)
+    place = kv_cache_ptr + row[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(place, turned_first.to(kv_cache_ptr.dtype.element_ty), mask=is_kept)
+    tl.store(place + half, turned_second.to(kv_cache_ptr.dtype.element_ty), mask=is_kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.jit import tl, triton
+from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, pdl_options, tl, triton
 from kernels.native import native_kernels
 
 _BLOCK = 1024
@@ -43,16 +43,22 @@ def _launch(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(num_tokens, width // 2)
     if out.numel():
         grid = (num_tokens, triton.cdiv(width // 2, _BLOCK))
-        _silu_mul_kernel[grid](gate_up, out, width // 2, BLOCK=_BLOCK, num_warps=4)
+        pdl = has_pdl(gate_up.device)
+        _silu_mul_kernel[grid](
+            gate_up, out, width // 2, BLOCK=_BLOCK, PDL=pdl, num_warps=4, **pdl_options(pdl)
+        )
     return out
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One stretch of one row a program."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     start = gate_up_ptr + token * 2 * width
     gate = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + width + columns, mask=inside, other=0.0).to(tl.float32)

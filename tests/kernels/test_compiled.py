@@ -15,6 +15,9 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from kernels import (  # noqa: E402
+    decode_attention_work,
+    draw,
+    gemv,
     paged_decode_attention,
     prefill_attention,
     rms_norm,
@@ -140,7 +143,7 @@ def test_rms_norm_keeps_its_registers(architecture: int, has_residual: bool, tmp
         rms_norm._rms_norm_kernel,
         architecture,
         dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16") | {"eps": "fp32"},
-        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
+        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096, "PDL": architecture == 90},
         num_warps=8,
     )
 
@@ -161,9 +164,11 @@ def test_rope_kv_write_keeps_its_registers(architecture: int, has_norm: bool, tm
             "BLOCK_SIZE": 16,
             "HEAD_DIM": 128,
             "HALF_PADDED": 64,
+            "HEADS": rope_kv_write.HEADS,
             "HAS_NORM": has_norm,
+            "PDL": architecture == 90,
         },
-        num_warps=1,
+        num_warps=2,
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
@@ -175,8 +180,100 @@ def test_silu_mul_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         silu_mul._silu_mul_kernel,
         architecture,
         {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"},
-        {"BLOCK": 1024},
+        {"BLOCK": 1024, "PDL": architecture == 90},
         num_warps=4,
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "group"), [(64, 16, 3), (128, 16, 4), (80, 32, 1), (256, 64, 8)]
+)
+def test_decode_attention_over_work_keeps_its_registers(
+    architecture: int, head_dim: int, block_size: int, group: int, tmp_path: Path
+) -> None:
+    compiled = compile_kernel(
+        decode_attention_work._decode_work_kernel,
+        architecture,
+        dict.fromkeys(("q_ptr", "kv_cache_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(
+            ("block_tables_ptr", "items_ptr", "shares_ptr", "token_positions_ptr", "counters_ptr"), "*i32"
+        )
+        | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        {
+            "NUM_KV_HEADS": 8,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "PDL": architecture == 90,
+            **decode_attention_work.work_constants(head_dim, group),
+        },
+        num_warps=4,
+        num_stages=decode_attention_work.work_stages(head_dim, element_size=2),
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("has_norm", "is_gated", "has_residual"), [(1, 0, 0), (1, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize("width", [576, 4096])
+def test_gemv_keeps_its_registers(
+    architecture: int, has_norm: bool, is_gated: bool, has_residual: bool, width: int, tmp_path: Path
+) -> None:
+    step, rows_out, num_warps = gemv.gemv_tiles(width, bool(is_gated))
+
+    compiled = compile_kernel(
+        gemv._gemv_kernel,
+        architecture,
+        dict.fromkeys(("x_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "residual_ptr", "out_ptr"), "*bf16")
+        | {"eps": "fp32"},
+        {
+            "WIDTH": width,
+            "ROWS": 1,
+            "ROWS_OUT": rows_out,
+            "STEP": step,
+            "HAS_NORM": bool(has_norm),
+            "HAS_BIAS": False,
+            "HAS_RESIDUAL": bool(has_residual),
+            "IS_GATED": bool(is_gated),
+            "IS_EVEN": width % step == 0,
+            "PDL": architecture == 90,
+        },
+        num_warps=num_warps,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    if width % step == 0:
+        assert "ld.global.L1::evict_first.v4" in compiled.asm["ptx"] or "v4.b32" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None:
+    pointers = dict.fromkeys(("num_rows_ptr", "rows_ptr", "starts_ptr", "token_ids_ptr", "drawn_ptr"), "*i32")
+    types = pointers | {
+        "logits_ptr": "*bf16",
+        "temperatures_ptr": "*fp32",
+        "scratch_ptr": "*fp32",
+        "seeds_ptr": "*i64",
+        "choices_ptr": "*i32",
+    }
+    is_hopper = architecture == 90
+
+    sums = compile_kernel(
+        draw._sum_stretches_kernel,
+        architecture,
+        types,
+        {"STRETCH": draw.STRETCH, "PDL": is_hopper},
+        num_warps=4,
+    )
+    drawn = compile_kernel(
+        draw._draw_kernel,
+        architecture,
+        types,
+        {"STRETCH": draw.STRETCH, "STRETCHES_PADDED": 32, "PDL": is_hopper},
+        num_warps=4,
+    )
+
+    assert spilled_bytes(sums, tmp_path) == spilled_bytes(drawn, tmp_path) == 0

@@ -151,8 +151,10 @@ def test_prefill_attention(
 
     got = prefill_attention(q, cache, 1, tables, starts, lens, scale)
 
-    want = prefill_attention_ref(q.float(), cache.nan_to_num().float(), 1, tables, starts, lens, scale)
-    assert_close(got, want, dtype)
+    # On the CPU: torch's own attention on a GPU has larger errors than ours for some masks.
+    on_cpu = (x.cpu() for x in (tables, starts, lens))
+    want = prefill_attention_ref(q.float().cpu(), cache.nan_to_num().float().cpu(), 1, *on_cpu, scale)
+    assert_close(got.cpu(), want, dtype)
 
 
 def test_attention_beyond_two_to_the_31_elements() -> None:

@@ -1,0 +1,70 @@
+"""Cuts the contexts of a decode step into equal shares of work, for a grid as large as the device. numpy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ITEM_FIELDS = 8
+"""As ``kernels.decode_attention_work`` reads them."""
+TILE = 64
+FIXED_PIECE_TILES = 8
+"""Of the deterministic mode: boundaries that depend on nothing but a row's own length."""
+
+Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Pieces of contexts, and which of them each share walks."""
+
+    items: Array
+    """[num_items, 8]; slots of partial results are numbered from 0 without gaps."""
+    shares: Array
+    """[num_shares + 1]: where in ``items`` each share begins."""
+
+
+def cut_contexts(
+    rows: Array, num_tiles: NDArray[np.int64], num_shares: int, is_deterministic: bool = False
+) -> Cut:
+    """Lay all contexts end to end, in tiles, and cut the line into shares of equal length.
+
+    There are at most ``len(rows) + num_shares`` pieces, but in the deterministic mode.
+
+    Args:
+        rows: places in the batch, in the order of the step's tokens.
+        num_tiles: of each row's context, at least 1.
+        num_shares: programs for each KV head.
+        is_deterministic: cut at multiples of a fixed length instead, so that a row's result does not depend on
+            others; shares then have equal numbers of pieces.
+    """
+    ends = np.cumsum(num_tiles)
+    total = int(ends[-1])
+    if is_deterministic:
+        counts = -(-num_tiles // FIXED_PIECE_TILES)
+        index = np.repeat(np.arange(len(rows)), counts)
+        part = np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
+        cuts = (ends - num_tiles)[index] + part * FIXED_PIECE_TILES
+        shares = np.arange(num_shares + 1) * -(-len(cuts) // num_shares)
+    else:
+        length = -(-total // num_shares)
+        cuts = np.sort(np.concatenate((ends - num_tiles, np.arange(0, total, length))))
+        cuts = cuts[np.diff(cuts, prepend=-1) > 0]
+        index = np.searchsorted(ends, cuts, side="right")
+        shares = np.searchsorted(cuts, np.arange(num_shares + 1) * length)
+    counts = np.bincount(index, minlength=len(rows))
+    firsts = np.cumsum(counts) - counts
+    starts = (cuts - (ends - num_tiles)[index]) * TILE
+    items = np.empty((len(cuts), ITEM_FIELDS), dtype=np.int32)
+    items[:, 0] = index
+    items[:, 1] = rows[index]
+    items[:, 2] = starts
+    items[:-1, 3] = starts[1:]
+    items[firsts + counts - 1, 3] = num_tiles * TILE
+    items[:, 4] = np.arange(len(cuts))
+    items[:, 5] = firsts[index]
+    items[:, 6] = counts[index]
+    items[:, 7] = counts[index]
+    return Cut(items, np.minimum(shares, len(cuts)).astype(np.int32))
