@@ -235,29 +235,29 @@ def _decode_work_kernel(
                 first = tl.load(item + 5)
                 for other in range(0, num_slots, MERGE):
                     is_slot = other + slots < num_slots
-                    spot = (first + other + slots).to(tl.int64)[:, None] * NUM_KV_HEADS * GROUP + head_merged[
+                    places = (first + other + slots).to(tl.int64)[:, None] * NUM_KV_HEADS * GROUP + head_merged[
                         None, :
                     ]
-                    inside = is_slot[:, None] & in_merged[None, :]
-                    lse = tl.load(lse_ptr + spot, mask=inside, other=float("-inf"), cache_modifier=".cg")
+                    is_merged = is_slot[:, None] & in_merged[None, :]
+                    lse = tl.load(lse_ptr + places, mask=is_merged, other=float("-inf"), cache_modifier=".cg")
                     part = tl.load(
-                        partial_ptr + spot[:, :, None] * HEAD_DIM + columns[None, None, :],
-                        mask=inside[:, :, None] & in_head[None, None, :],
+                        partial_ptr + places[:, :, None] * HEAD_DIM + columns[None, None, :],
+                        mask=is_merged[:, :, None] & in_head[None, None, :],
                         other=0.0,
                         cache_modifier=".cg",
                     )
-                    new_highest = tl.maximum(highest_merged, tl.max(lse, axis=0))
+                    new_top = tl.maximum(highest_merged, tl.max(lse, axis=0))
                     # Heads of padding have no finite score at all.
-                    new_highest = tl.where(in_merged, new_highest, 0.0)
-                    fade = tl.exp2(highest_merged - new_highest)
-                    weight = tl.exp2(lse - new_highest[None, :])
-                    total_merged = total_merged * fade + tl.sum(weight, axis=0)
-                    acc_merged = acc_merged * fade[:, None] + tl.sum(part * weight[:, :, None], axis=0)
-                    highest_merged = new_highest
+                    new_top = tl.where(in_merged, new_top, 0.0)
+                    faded = tl.exp2(highest_merged - new_top)
+                    share_of = tl.exp2(lse - new_top[None, :])
+                    total_merged = total_merged * faded + tl.sum(share_of, axis=0)
+                    acc_merged = acc_merged * faded[:, None] + tl.sum(part * share_of[:, :, None], axis=0)
+                    highest_merged = new_top
                 acc_merged = acc_merged / total_merged[:, None]
-                place = (token * NUM_KV_HEADS * GROUP + head_merged)[:, None] * HEAD_DIM + columns[None, :]
+                out_place = (token * NUM_KV_HEADS * GROUP + head_merged)[:, None] * HEAD_DIM + columns[None, :]
                 tl.store(
-                    out_ptr + place,
+                    out_ptr + out_place,
                     acc_merged.to(out_ptr.dtype.element_ty),
                     mask=in_merged[:, None] & in_head[None, :],
                 )

@@ -11,7 +11,7 @@ from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.model.llama import DecoderLayer, LlamaDecoder
 
-GEMV_ROWS = 4
+GEMV_ROWS = 1
 """Up to so many rows the fused products of ``kernels.gemv`` are faster than cuBLAS and kernels between."""
 
 
