@@ -1,0 +1,89 @@
+"""Mistakes at the command line: one clear line, an exit code, nothing started."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.served_cluster import ServedCluster
+from workers.checkpoint.source import ModelFiles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shoal(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["./no/such/model"], "no file or folder './no/such/model'"),
+        (["just-a-word"], "neither a path nor a hub id"),
+        (["--port", "99999"], "--port is 99999"),
+        (["--replicas", "0"], "--replicas is 0"),
+        (["--dtype", "int3"], "--dtype is 'int3'"),
+        (["--max-model-len", "1000000"], "--max-model-len is 1000000"),
+        (["--host", "not an address"], "--host is 'not an address'"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(flags: list[str], says: str, demo_model: ModelFiles) -> None:
+    done = shoal("serve", "--offline", *flags)
+
+    message = " ".join(done.stderr.split())  # a narrow terminal breaks lines
+    assert done.returncode == 1
+    assert says in message
+    assert "Traceback" not in message
+
+
+def test_a_port_in_use_is_told_before_anything_starts(demo_model: ModelFiles) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        done = shoal("serve", "--port", str(port))
+
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in " ".join(done.stderr.split())
+    assert not list(Path("/tmp").glob(f"shoal-{port}-*"))
+
+
+def test_chat_without_a_server_says_how_to_start_one() -> None:
+    done = shoal("chat", "--url", "http://127.0.0.1:9/v1")
+
+    assert done.returncode == 1
+    assert "start it with `shoal serve`" in " ".join(done.stderr.split())
+
+
+def test_generate_prints_the_text_alone(demo_model: ModelFiles) -> None:
+    done = shoal("generate", "The capital of France is", "--max-tokens", "4", "--max-model-len", "64")
+
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_chat_answers_and_remembers(cluster: ServedCluster) -> None:
+    lines = "What is gravity?\n/system Be brief.\nHello\n/help\n/exit\n"
+
+    done = shoal(
+        "chat", "--url", f"{cluster.url}/v1", "--max-tokens", "12", "--temperature", "0", stdin=lines
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Gravity" in done.stdout
+    assert "/new starts over" in done.stdout
