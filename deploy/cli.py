@@ -67,6 +67,9 @@ def serve(
     drain_timeout_s: Annotated[
         float | None, typer.Option(help="For requests of a replica that leaves. [60]")
     ] = None,
+    replica_wait_s: Annotated[
+        float | None, typer.Option(help="A request waits for a replica where none is there. [120]")
+    ] = None,
     haproxy: Annotated[
         bool | None,
         typer.Option("--haproxy/--no-haproxy", help="HAProxy before the ingress. [on Linux: yes]"),

@@ -92,7 +92,7 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
         models=(served,),
         policy=settings.policy,
         limits=Limits(max_body_bytes=settings.max_body_bytes),
-        timeouts=Timeouts(stall_s=settings.stall_timeout_s),
+        timeouts=Timeouts(replica_wait_s=settings.replica_wait_s, stall_s=settings.stall_timeout_s),
     )
     return replica, ingress
 

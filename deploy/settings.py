@@ -57,6 +57,8 @@ class ServeSettings(BaseSettings):
     max_body_bytes: int = Field(8 << 20, ge=1024)
     stall_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(60.0, ge=0)
+    replica_wait_s: float = Field(120.0, gt=0)
+    """How long a request waits for a replica where none is there, before a 503."""
     haproxy: bool = sys.platform == "linux"
     """Put HAProxy before the ingress; without it Ray Serve's own proxy stands there."""
     cache_dir: Path = Path(user_cache_dir("shoal"))
