@@ -22,6 +22,7 @@ from kernels.jit import (
     triton,
 )
 from kernels.paged_decode_attention import paged_decode_attention_ref
+from kernels.shared_prefix_attention import SharedWork, shared_prefix_attention
 
 ITEM_FIELDS = 8
 """int32 fields of a piece: the token's index in the step, its row of the block tables, first token, end (of its last
@@ -29,6 +30,7 @@ tile, which may lie beyond the row's context), the slot of its partial result, t
 slots this kernel fills, and how many it has in all."""
 TILE = 64
 """Context tokens read at once; pieces begin at multiples of it."""
+NUM_WARPS = 4
 _MERGED_NUMBERS = 4096
 """Of partial results that the merge reads at once: 32 registers a thread."""
 _LOG2_E = 1.4426950408889634
@@ -50,6 +52,29 @@ class DecodeWork:
     """[max slots, num_heads] float32, base 2."""
     counters: Tensor
     """[max rows * num_kv_heads] int32, zeros between launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAttention:
+    """A step's decode attention: the rows' own pieces, and those of prefixes that rows share."""
+
+    block_tables: Tensor
+    """[rows, blocks] int32, of all places in the batch."""
+    work: DecodeWork
+    shared: SharedWork | None
+    """None where no prefix is shared."""
+
+
+def decode_attention(
+    q: Tensor, kv_cache: Tensor, layer: int, attention: DecodeAttention, scale: float
+) -> Tensor:
+    """Attend from each token to its row's context, reading shared prefixes once for all rows; shapes as below."""
+    work, shared = attention.work, attention.shared
+    if shared is not None:
+        shared_prefix_attention(
+            q, kv_cache, layer, attention.block_tables, shared, scale, work.partial, work.lse
+        )
+    return decode_attention_over_work(q, kv_cache, layer, attention.block_tables, work, scale)
 
 
 def decode_attention_over_work(
@@ -108,7 +133,7 @@ def decode_attention_over_work(
         HEAD_DIM=head_dim,
         PDL=pdl,
         **work_constants(head_dim, group),
-        num_warps=4,
+        num_warps=NUM_WARPS,
         num_stages=work_stages(head_dim, q.element_size()),
         **pdl_options(pdl),
     )
@@ -235,9 +260,9 @@ def _decode_work_kernel(
                 first = tl.load(item + 5)
                 for other in range(0, num_slots, MERGE):
                     is_slot = other + slots < num_slots
-                    places = (first + other + slots).to(tl.int64)[:, None] * NUM_KV_HEADS * GROUP + head_merged[
-                        None, :
-                    ]
+                    places = (first + other + slots).to(tl.int64)[
+                        :, None
+                    ] * NUM_KV_HEADS * GROUP + head_merged[None, :]
                     is_merged = is_slot[:, None] & in_merged[None, :]
                     lse = tl.load(lse_ptr + places, mask=is_merged, other=float("-inf"), cache_modifier=".cg")
                     part = tl.load(
@@ -255,7 +280,9 @@ def _decode_work_kernel(
                     acc_merged = acc_merged * faded[:, None] + tl.sum(part * share_of[:, :, None], axis=0)
                     highest_merged = new_top
                 acc_merged = acc_merged / total_merged[:, None]
-                out_place = (token * NUM_KV_HEADS * GROUP + head_merged)[:, None] * HEAD_DIM + columns[None, :]
+                out_place = (token * NUM_KV_HEADS * GROUP + head_merged)[:, None] * HEAD_DIM + columns[
+                    None, :
+                ]
                 tl.store(
                     out_ptr + out_place,
                     acc_merged.to(out_ptr.dtype.element_ty),

@@ -222,7 +222,7 @@ def test_decode_attention_over_work_keeps_its_registers(
 def test_gemv_keeps_its_registers(
     architecture: int, has_norm: bool, is_gated: bool, has_residual: bool, width: int, tmp_path: Path
 ) -> None:
-    step, rows_out, num_warps = gemv.gemv_tiles(width, bool(is_gated))
+    step, rows, num_warps = gemv.gemv_tiles(width)
 
     compiled = compile_kernel(
         gemv._gemv_kernel,
@@ -231,8 +231,8 @@ def test_gemv_keeps_its_registers(
         | {"eps": "fp32"},
         {
             "WIDTH": width,
-            "ROWS": 1,
-            "ROWS_OUT": rows_out,
+            "NUM_OUT": 4096,
+            "ROWS": rows,
             "STEP": step,
             "HAS_NORM": bool(has_norm),
             "HAS_BIAS": False,

@@ -17,6 +17,14 @@ Array = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPieces:
+    """By row: tiles of its context that are attended for several rows at once, and in how many pieces."""
+
+    num_tiles: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Pieces of contexts, and which of them each share walks."""
 
@@ -24,10 +32,16 @@ class Cut:
     """[num_items, 8]; slots of partial results are numbered from 0 without gaps."""
     shares: Array
     """[num_shares + 1]: where in ``items`` each share begins."""
+    first_shared_slots: Array
+    """[rows]: the slot behind each row's own."""
 
 
 def cut_contexts(
-    rows: Array, num_tiles: NDArray[np.int64], num_shares: int, is_deterministic: bool = False
+    rows: Array,
+    num_tiles: NDArray[np.int64],
+    num_shares: int,
+    is_deterministic: bool = False,
+    shared: SharedPieces | None = None,
 ) -> Cut:
     """Lay all contexts end to end, in tiles, and cut the line into shares of equal length.
 
@@ -37,9 +51,12 @@ def cut_contexts(
         rows: places in the batch, in the order of the step's tokens.
         num_tiles: of each row's context, at least 1.
         num_shares: programs for each KV head.
+        shared: what of the rows' contexts is left to others, who take slots behind the rows' own; None is nothing.
         is_deterministic: cut at multiples of a fixed length instead, so that a row's result does not depend on
             others; shares then have equal numbers of pieces.
     """
+    if shared is not None:
+        num_tiles = num_tiles - shared.num_tiles
     ends = np.cumsum(num_tiles)
     total = int(ends[-1])
     if is_deterministic:
@@ -55,16 +72,21 @@ def cut_contexts(
         index = np.searchsorted(ends, cuts, side="right")
         shares = np.searchsorted(cuts, np.arange(num_shares + 1) * length)
     counts = np.bincount(index, minlength=len(rows))
-    firsts = np.cumsum(counts) - counts
-    starts = (cuts - (ends - num_tiles)[index]) * TILE
+    own_firsts = np.cumsum(counts) - counts
+    slot_counts = counts if shared is None else counts + shared.counts
+    firsts = np.cumsum(slot_counts) - slot_counts
+    first_tiles = ends - num_tiles
+    if shared is not None:
+        first_tiles = first_tiles - shared.num_tiles
+    starts = (cuts - first_tiles[index]) * TILE
     items = np.empty((len(cuts), ITEM_FIELDS), dtype=np.int32)
     items[:, 0] = index
     items[:, 1] = rows[index]
     items[:, 2] = starts
     items[:-1, 3] = starts[1:]
-    items[firsts + counts - 1, 3] = num_tiles * TILE
-    items[:, 4] = np.arange(len(cuts))
+    items[own_firsts + counts - 1, 3] = (ends - first_tiles) * TILE
+    items[:, 4] = firsts[index] + np.arange(len(cuts)) - own_firsts[index]
     items[:, 5] = firsts[index]
     items[:, 6] = counts[index]
-    items[:, 7] = counts[index]
-    return Cut(items, np.minimum(shares, len(cuts)).astype(np.int32))
+    items[:, 7] = slot_counts[index]
+    return Cut(items, np.minimum(shares, len(cuts)).astype(np.int32), (firsts + counts).astype(np.int32))

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.decode_attention_work import DecodeAttention
 from workers.engine.plan import NewRow, StepPlan
 from workers.model.step_inputs import StepInputs
 
@@ -25,6 +28,8 @@ class Batch:
         # One column more than tokens can be: the last token sampled is stored, too.
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(max_num_seqs, max_num_blocks, dtype=torch.int32, device=device)
+        self.host_block_tables: NDArray[np.int32] = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
+        """The tables as the host knows them: where prefixes are shared is found here."""
         self._num_blocks = [0] * max_num_seqs
 
     def apply(self, plan: StepPlan) -> None:
@@ -36,11 +41,39 @@ class Batch:
             first = self._num_blocks[row]
             places.extend((row, first + index, block_id) for index, block_id in enumerate(block_ids))
             self._num_blocks[row] = first + len(block_ids)
+            if block_ids:
+                self.host_block_tables[row, first : first + len(block_ids)] = block_ids
         if places:
             rows, columns, block_ids_ = self._to_device(list(zip(*places, strict=True)))
             self.block_tables[rows, columns] = block_ids_.to(torch.int32)
 
-    def inputs(self, plan: StepPlan, min_num_tokens: int = 1) -> StepInputs:
+    def grow(self, plan: StepPlan) -> list[int] | None:
+        """Take in new blocks without telling the device; return each row's, -1 where it has none.
+
+        None, and nothing has changed, if a row has more than the one block that its token begins, or if rows are new.
+        """
+        if plan.new_rows:
+            return None
+        new_blocks = [-1] * len(plan.rows)
+        grown: list[int] = []
+        for index, ids in enumerate(plan.new_block_ids):
+            if ids:
+                if (
+                    len(ids) > 1
+                    or plan.starts[index] // self.block_size != self._num_blocks[plan.rows[index]]
+                ):
+                    return None
+                new_blocks[index] = ids[0]
+                grown.append(index)
+        for index in grown:
+            row = plan.rows[index]
+            self.host_block_tables[row, self._num_blocks[row]] = new_blocks[index]
+            self._num_blocks[row] += 1
+        return new_blocks
+
+    def inputs(
+        self, plan: StepPlan, min_num_tokens: int = 1, decode_work: DecodeAttention | None = None
+    ) -> StepInputs:
         """Return the step's tensors, padded with tokens that are computed and thrown away to ``min_num_tokens``."""
         num_rows = len(plan.rows)
         num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), num_rows)
@@ -76,6 +109,7 @@ class Batch:
             prefill_query_starts=self._to_device([query_starts])[0].to(torch.int32),
             prefill_context_lens=lens[num_decodes:],
             sample_tokens=self._to_device([sample_tokens])[0],
+            decode_work=decode_work,
         )
 
     def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:

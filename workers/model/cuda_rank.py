@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.draw import draw
 from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
-from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers, is_plain
+from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
 from workers.model.rank import Rank
@@ -48,14 +49,13 @@ class CudaRank(Rank):
         super().allocate(num_blocks)
         config, model = self.config, self.model_config
         self._buffers = DecodeBuffers(
-            config.max_num_seqs,
+            self._batch,
             model.hidden_size,
             model.vocab_size,
             len(self._decoder.shard.q_heads),
             len(self._decoder.shard.kv_heads),
             model.head_dim,
             self.dtype,
-            self.device,
         )
         self._is_plain = [True] * config.max_num_seqs
 
@@ -63,12 +63,12 @@ class CudaRank(Rank):
     def warm_up(self) -> None:
         """Compile kernels and record graphs. All ranks of a group must do it together."""
         assert self._kv_cache is not None, "memory is allocated before warm-up"
-        forward = DecodeForward(self._decoder, self._kv_cache, self._batch.block_tables)
+        forward = DecodeForward(self._decoder, self._kv_cache)
         graphs = DecodeGraphs(
             forward,
             self._buffers,
             self._batch,
-            self._decoder._embedding,
+            self._decoder.embedding,
             graph_sizes(self.config.max_num_seqs),
         )
         if self.config.tp_size == 1:
@@ -118,73 +118,81 @@ class CudaRank(Rank):
 
     def _run_decode(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
         assert self._graphs is not None, "graphs are captured before the first decode"
-        new_blocks = None if plan.new_rows else self._new_blocks(plan)
+        new_blocks = self._batch.grow(plan)
         if new_blocks is None:
             self._batch.apply(plan)
             new_blocks = [_NO_BLOCK] * len(plan.rows)
-        self._buffers.tell(plan.rows, plan.starts, new_blocks)
-        logits = self._graphs.run(len(plan.rows))
-        others = [place for place, row in enumerate(plan.rows) if not self._is_plain[row]]
-        logprobs = self._sample_others(plan, logits, others) if others else None
-        return self._finish(plan, started, len(plan.rows), logprobs, others)
-
-    def _new_blocks(self, plan: StepPlan) -> list[int] | None:
-        """Each row's new block, -1 where it has none; None if a row has more than the one its token begins."""
-        num_blocks, size = self._batch._num_blocks, self.config.block_size
-        new_blocks = [_NO_BLOCK] * len(plan.rows)
-        for index, (row, ids) in enumerate(zip(plan.rows, plan.new_block_ids, strict=True)):
-            if ids:
-                if len(ids) > 1 or plan.starts[index] // size != num_blocks[row]:
-                    return None
-                new_blocks[index] = ids[0]
-        for row, ids in zip(plan.rows, plan.new_block_ids, strict=True):
-            num_blocks[row] += len(ids)
-        return new_blocks
-
-    def _sample_others(self, plan: StepPlan, logits: Tensor, places: list[int]) -> SampledLogprobs | None:
-        """Sample rows that ask for more than the graph does, over what it drew."""
-        rows = [self._sampler.sampled_row(plan.rows[p], plan.starts[p] + 1) for p in places]
-        index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
-        token_ids, logprobs = self._sampler.sample(logits[index].float(), rows)
-        self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
-        self._buffers.drawn[index] = token_ids.to(torch.int32)
-        return logprobs
+        is_shared = self._buffers.tell(plan.rows, plan.starts, new_blocks, len(plan.rows))
+        logits = self._graphs.run(len(plan.rows), is_shared)
+        return self._finish(plan, started, plan.rows, plan.starts, logits)
 
     def _run_mixed(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
         assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
-        logits = self._decoder.forward(self._batch.inputs(plan), self._kv_cache)
-        scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
-        rows = [
-            self._sampler.sampled_row(row, start + count) for row, start, count, last in scheduled if last
-        ]
-        logprobs = None
-        if rows:
-            token_ids, logprobs = self._sampler.sample(logits, rows)
-            self._group.broadcast(token_ids)
-            self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
-            self._buffers.drawn[: len(rows)] = token_ids.to(torch.int32)
-        return self._finish(plan, started, len(rows), logprobs, list(range(len(rows))))
+        num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
+        sampled = [i for i, is_last in enumerate(plan.samples) if is_last]
+        rows = [plan.rows[i] for i in sampled]
+        last_positions = [plan.starts[i] + plan.num_tokens[i] - 1 for i in sampled]
+        # A lone last token of a long prompt's chunk need not be sampled: then the tables do.
+        is_cut = all(plan.samples[:num_decodes])
+        no_blocks = [_NO_BLOCK] * len(rows)
+        is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
+        work = self._buffers.attention(is_shared) if is_cut else None
+        logits = self._decoder.forward(self._batch.inputs(plan, decode_work=work), self._kv_cache)
+        if rows and self.config.tp_rank == 0:
+            buffers, columns = self._buffers, self._buffers.columns
+            draw(
+                logits,
+                buffers.params,
+                columns.num_rows,
+                columns.rows,
+                columns.starts,
+                self._batch.token_ids,
+                buffers.drawn,
+                buffers.scratch,
+            )
+        return self._finish(plan, started, rows, last_positions, logits)
 
     def _finish(
         self,
         plan: StepPlan,
         started: torch.cuda.Event,
-        num_sampled: int,
-        logprobs: SampledLogprobs | None,
-        places: list[int],
+        rows: list[int],
+        last_positions: list[int],
+        logits: Tensor,
     ) -> _Launched:
-        """Start the copies to the host and mark their end."""
+        """Sample what the draw does not, share tokens with the group, start the copies to the host."""
+        places = [place for place, row in enumerate(rows) if not self._is_plain[row]]
+        logprobs = None
+        if places and self.config.tp_rank == 0:
+            logprobs = self._sample_others(rows, last_positions, logits, places)
+        if rows and self.config.tp_size > 1:
+            assert self._group is not None, "weights are loaded before the first step"
+            drawn = self._group.broadcast(self._buffers.drawn[: len(rows)])
+            if self.config.tp_rank != 0:
+                self._batch.store(rows, [position + 1 for position in last_positions], drawn)
         if logprobs is not None:
             tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
             logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
-        token_ids = self._buffers.fetch(num_sampled)
+        token_ids = self._buffers.fetch(len(rows))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
         return _Launched(plan, started, done, token_ids, logprobs, places)
 
+    def _sample_others(
+        self, rows: list[int], last_positions: list[int], logits: Tensor, places: list[int]
+    ) -> SampledLogprobs | None:
+        """Sample rows that ask for more than the draw does, over what it drew."""
+        sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
+        index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
+        token_ids, logprobs = self._sampler.sample(logits[index].float(), sampled)
+        self._batch.store([row.row for row in sampled], [row.position for row in sampled], token_ids)
+        self._buffers.drawn[index] = token_ids.to(torch.int32)
+        return logprobs
+
     def _warm_up_prefill(self) -> None:
         """Compile the kernels of prefill and mixed steps; leaves no trace, since blocks are written before read."""
+        assert self._kv_cache is not None, "memory is allocated before warm-up"
         size = self.config.block_size
         num_tokens = min(2 * size, self.max_model_len - 2)
         table = list(range(1, 2 + -(-(num_tokens + 2) // size)))
@@ -199,6 +207,24 @@ class CudaRank(Rank):
             self.launch(plan)
         while self._queue:
             self.collect()
+
+
+def is_plain(params: ChoiceParams) -> bool:
+    """True if ``kernels.draw`` alone samples it: no filter, penalty, bias, forbidden token or log-probability."""
+    return (
+        params.top_k <= 0
+        and params.top_p >= 1
+        and params.min_p <= 0
+        and not params.has_penalties
+        and not params.logit_bias
+        and params.num_logprobs is None
+        and params.min_tokens == 0
+    )
+
+
+def make_rank(config: RankConfig) -> Rank:
+    """Return the rank for the config's device."""
+    return CudaRank(config) if config.device.startswith("cuda") else Rank(config)
 
 
 def _with_index(device: str) -> str:

@@ -1,27 +1,31 @@
-"""The memory of decode steps: what the host tells each step, in one copy, and what kernels keep between launches."""
+"""The memory of decode steps: what the host tells each, in a copy or two, and what kernels keep between launches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.decode_attention_work import ITEM_FIELDS, DecodeWork
+from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWork
 from kernels.decode_prepare import DecodeColumns
 from kernels.draw import DrawParams, draw_scratch_len
+from kernels.shared_prefix_attention import SHARED_FIELDS, SharedWork, members_a_piece
 from workers.engine.plan import NewRow
-from workers.engine.request import ChoiceParams
 from workers.model.attention_work import TILE, cut_contexts
+from workers.model.batch import Batch
+from workers.model.shared_prefixes import MAX_PIECES, SharedCut, SharedPrefixes
 
 _HEADER = 16
-"""int32 numbers before the columns: the number of rows, then padding that keeps what follows aligned."""
+"""int32 numbers before the columns: rows, shared pieces; then padding that keeps what follows aligned."""
 MAX_LAUNCHED = 8
 """Steps whose results may be outstanding: each has its own pinned memory."""
 _PROGRAMS_PER_PROCESSOR = 3
 """Programs of decode attention that one multiprocessor's shared memory holds (H200, head size 128)."""
+_SHARED_PROGRAMS_PER_PROCESSOR = 2
 
 
 class DecodeBuffers:
@@ -29,76 +33,112 @@ class DecodeBuffers:
 
     def __init__(
         self,
-        max_num_seqs: int,
+        batch: Batch,
         hidden_size: int,
         vocab_size: int,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        """Allocate for steps of up to ``max_num_seqs`` rows; heads are those of this rank."""
-        self._max_rows = max_num_seqs
+        """Allocate for steps of all rows of ``batch``; heads are those of this rank."""
+        device, rows = batch.device, batch.block_tables.shape[0]
+        self._batch = batch
+        self._max_rows = rows
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._num_shares = max(processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1)
-        self._max_items = max_num_seqs + self._num_shares
-        self._shares_start = _HEADER + 3 * max_num_seqs
-        self._items_start = self._shares_start + -(-(self._num_shares + 1) // 16) * 16
-        size = self._items_start + self._max_items * ITEM_FIELDS
-        self._told = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = torch.zeros(MAX_LAUNCHED, size, dtype=torch.int32).pin_memory()
+        max_items, max_shared_items = rows + self._num_shares, rows // 4 + 512
+        self._places = _Places(rows, self._num_shares + 1, max_items, max_shared_items)
+        places = self._places
+        self._told = torch.zeros(places.size, dtype=torch.int32, device=device)
+        self._staging = torch.zeros(MAX_LAUNCHED, places.size, dtype=torch.int32).pin_memory()
         self._staged: NDArray[np.int32] = self._staging.numpy()
-        self._results = torch.zeros(MAX_LAUNCHED, max_num_seqs, dtype=torch.int32).pin_memory()
+        self._results = torch.zeros(MAX_LAUNCHED, rows, dtype=torch.int32).pin_memory()
         self._turn = 0
+        self._prefixes = SharedPrefixes(
+            batch.block_size, num_kv_heads, members_a_piece(num_heads // num_kv_heads)
+        )
         self._cut_rows: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._cut_tiles: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        first, rows = _HEADER, max_num_seqs
+        self._shared: SharedCut | None = None
+        told = self._told
         self.columns = DecodeColumns(
-            num_rows=self._told[:1],
-            rows=self._told[first : first + rows],
-            starts=self._told[first + rows : first + 2 * rows],
-            new_blocks=self._told[first + 2 * rows : first + 3 * rows],
+            num_rows=told[:1],
+            rows=told[places.rows : places.rows + rows],
+            starts=told[places.starts : places.starts + rows],
+            new_blocks=told[places.new_blocks : places.new_blocks + rows],
         )
-        self.work = DecodeWork(
-            items=self._told[self._items_start :].view(-1, ITEM_FIELDS),
-            shares=self._told[self._shares_start : self._shares_start + self._num_shares + 1],
+        max_slots = rows * (1 + MAX_PIECES) + self._num_shares
+        work = DecodeWork(
+            items=told[places.items : places.shared_members].view(-1, ITEM_FIELDS),
+            shares=told[places.shares : places.shares + self._num_shares + 1],
             positions=self.columns.starts,
-            partial=torch.zeros(self._max_items, num_heads, head_dim, dtype=torch.float32, device=device),
-            lse=torch.zeros(self._max_items, num_heads, dtype=torch.float32, device=device),
-            counters=torch.zeros(max_num_seqs * num_kv_heads, dtype=torch.int32, device=device),
+            partial=torch.zeros(max_slots, num_heads, head_dim, dtype=torch.float32, device=device),
+            lse=torch.zeros(max_slots, num_heads, dtype=torch.float32, device=device),
+            counters=torch.zeros(rows * num_kv_heads, dtype=torch.int32, device=device),
         )
+        shared = SharedWork(
+            items=told[places.shared_items :].view(-1, SHARED_FIELDS),
+            num_items=told[1:2],
+            members=told[places.shared_members : places.shared_members + rows],
+            first_slots=told[places.shared_slots : places.shared_slots + rows],
+            num_programs=processors * _SHARED_PROGRAMS_PER_PROCESSOR,
+        )
+        self._attention = DecodeAttention(batch.block_tables, work, shared)
         self.params = DrawParams(
-            temperatures=torch.zeros(max_num_seqs, dtype=torch.float32, device=device),
-            seeds=torch.zeros(max_num_seqs, dtype=torch.int64, device=device),
-            choices=torch.zeros(max_num_seqs, dtype=torch.int32, device=device),
+            temperatures=torch.zeros(rows, dtype=torch.float32, device=device),
+            seeds=torch.zeros(rows, dtype=torch.int64, device=device),
+            choices=torch.zeros(rows, dtype=torch.int32, device=device),
         )
-        self.positions = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.slots = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.hidden = torch.zeros(max_num_seqs, hidden_size, dtype=dtype, device=device)
-        self.drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self.scratch = torch.zeros(draw_scratch_len(max_num_seqs, vocab_size), device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+        self.drawn = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.scratch = torch.zeros(draw_scratch_len(rows, vocab_size), device=device)
 
-    def tell(self, rows: Sequence[int], starts: Sequence[int], new_blocks: Sequence[int]) -> None:
-        """Queue one copy that sets up the next step; ``new_blocks`` has -1 where a row gets none."""
-        staged = self._staged[self._turn]
-        count, first = len(rows), _HEADER
-        staged[first : first + count] = rows
-        staged[first + self._max_rows : first + self._max_rows + count] = starts
-        staged[first + 2 * self._max_rows : first + 2 * self._max_rows + count] = new_blocks
-        end = self._shares_start
-        row_column = staged[first : first + count]
-        num_tiles = (
-            staged[first + self._max_rows : first + self._max_rows + count].astype(np.int64) // TILE + 1
-        )
-        if not (np.array_equal(row_column, self._cut_rows) and np.array_equal(num_tiles, self._cut_tiles)):
-            cut = cut_contexts(row_column, num_tiles, self._num_shares)
-            self._cut_rows, self._cut_tiles = row_column.copy(), num_tiles
-            end = self._items_start + cut.items.size
-            staged[self._shares_start : self._shares_start + self._num_shares + 1] = cut.shares
-            staged[self._items_start : end] = cut.items.reshape(-1)
+    def attention(self, is_shared: bool) -> DecodeAttention:
+        """The attention of a step with or without shared prefixes, as the device will be told of it."""
+        return self._attention if is_shared else replace(self._attention, shared=None)
+
+    def tell(
+        self, rows: Sequence[int], starts: Sequence[int], new_blocks: Sequence[int], num_decodes: int
+    ) -> bool:
+        """Queue the copies that set up the next step; True if some of its rows share a prefix.
+
+        Args:
+            rows: places in the batch of the rows that draw.
+            starts: position of the last token that each computes.
+            new_blocks: the block that begins there, or -1.
+            num_decodes: how many of the rows, the first, compute just that token.
+        """
+        staged, places, count = self._staged[self._turn], self._places, len(rows)
+        staged[places.rows : places.rows + count] = rows
+        staged[places.starts : places.starts + count] = starts
+        staged[places.new_blocks : places.new_blocks + count] = new_blocks
         staged[0] = count
-        self._told[:end].copy_(self._staging[self._turn, :end], non_blocking=True)
+        end, is_recut = places.shares, False
+        if num_decodes:
+            decoding = staged[places.rows : places.rows + num_decodes]
+            at = staged[places.starts : places.starts + num_decodes]
+            num_tiles = at.astype(np.int64) // TILE + 1
+            shared = self._prefixes.find(decoding, at, self._batch.host_block_tables)
+            is_recut = not (
+                shared is self._shared
+                and np.array_equal(decoding, self._cut_rows)
+                and np.array_equal(num_tiles, self._cut_tiles)
+            )
+            if is_recut:
+                self._shared, self._cut_rows, self._cut_tiles = shared, decoding.copy(), num_tiles
+                end = self._stage_cut(staged)
+        is_shared = bool(num_decodes) and self._shared is not None
+        if is_shared:
+            assert self._shared is not None, "found above"
+            staged[1] = len(self._shared.items)
+        told, staging = self._told, self._staging[self._turn]
+        told[:end].copy_(staging[:end], non_blocking=True)
+        if is_shared and is_recut:
+            told[places.shared_members :].copy_(staging[places.shared_members :], non_blocking=True)
+        return is_shared
 
     def fetch(self, count: int) -> Tensor:
         """Queue the copy of the step's tokens to the host; valid once the stream has passed, for some steps."""
@@ -111,6 +151,7 @@ class DecodeBuffers:
         """Take in the sampling parameters of new rows."""
         if not new_rows:
             return
+        self._prefixes.forget()
         rows = _upload([new.row for new in new_rows], torch.int64, self.hidden.device)
         params = [new.params for new in new_rows]
         for tensor, values in (
@@ -120,18 +161,40 @@ class DecodeBuffers:
         ):
             tensor[rows] = _upload(values, tensor.dtype, tensor.device)
 
+    def _stage_cut(self, staged: NDArray[np.int32]) -> int:
+        """Write pieces into pinned memory; return where those of the rows' own contexts end."""
+        places, shared = self._places, self._shared
+        pieces = shared.pieces if shared is not None else None
+        cut = cut_contexts(self._cut_rows, self._cut_tiles, self._num_shares, shared=pieces)
+        end = places.items + cut.items.size
+        staged[places.shares : places.shares + len(cut.shares)] = cut.shares
+        staged[places.items : end] = cut.items.reshape(-1)
+        if shared is not None:
+            staged[places.shared_members : places.shared_members + len(shared.members)] = shared.members
+            slots = cut.first_shared_slots
+            staged[places.shared_slots : places.shared_slots + len(slots)] = slots
+            staged[places.shared_items : places.shared_items + shared.items.size] = shared.items.reshape(-1)
+        return end
 
-def is_plain(params: ChoiceParams) -> bool:
-    """True if ``kernels.draw`` alone samples it: no filter, penalty, bias, forbidden token or log-probability."""
-    return (
-        params.top_k <= 0
-        and params.top_p >= 1
-        and params.min_p <= 0
-        and not params.has_penalties
-        and not params.logit_bias
-        and params.num_logprobs is None
-        and params.min_tokens == 0
-    )
+
+class _Places:
+    """Where each part of what the host tells begins, in int32 numbers; all at multiples of 16."""
+
+    def __init__(self, max_rows: int, num_shares: int, max_items: int, max_shared_items: int) -> None:
+        rows = _aligned(max_rows)
+        self.rows = _HEADER
+        self.starts = self.rows + rows
+        self.new_blocks = self.starts + rows
+        self.shares = self.new_blocks + rows
+        self.items = self.shares + _aligned(num_shares)
+        self.shared_members = self.items + _aligned(max_items * ITEM_FIELDS)
+        self.shared_slots = self.shared_members + rows
+        self.shared_items = self.shared_slots + rows
+        self.size = self.shared_items + _aligned(max_shared_items * SHARED_FIELDS)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 16) * 16
 
 
 def _wrapped(seed: int) -> int:

@@ -4,61 +4,63 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.decode_attention_work import DecodeWork, decode_attention_over_work
+from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.gemv import linear_add, norm_gate_up, norm_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.model.llama import DecoderLayer, LlamaDecoder
 
-GEMV_ROWS = 1
-"""Up to so many rows the fused products of ``kernels.gemv`` are faster than cuBLAS and kernels between."""
-
 
 class DecodeForward:
     """Runs the layers of ``decoder`` over one token a row."""
 
-    def __init__(self, decoder: LlamaDecoder, kv_cache: Tensor, block_tables: Tensor) -> None:
-        """Keep the tensors that every step uses."""
+    def __init__(self, decoder: LlamaDecoder, kv_cache: Tensor) -> None:
+        """Keep what every step uses."""
         self._decoder = decoder
         self._kv_cache = kv_cache
-        self._block_tables = block_tables
 
-    def __call__(self, residual: Tensor, positions: Tensor, slots: Tensor, work: DecodeWork) -> Tensor:
+    def __call__(
+        self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
+    ) -> Tensor:
         """Return logits [rows, vocab] in the model's dtype.
 
         Args:
             residual: [rows, hidden], the tokens' embeddings; overwritten.
             positions: [rows] int64.
             slots: [rows] int64, negative for padding.
-            work: the pieces of the rows' contexts.
+            attention: how the rows' contexts are cut.
         """
-        is_few = residual.shape[0] <= GEMV_ROWS and self._decoder._group.size == 1
-        run = self._run_few if is_few else self._run_many
-        return run(residual, positions, slots, work)
+        is_one = residual.shape[0] == 1 and self._decoder.group.size == 1
+        run = self._run_one if is_one else self._run_many
+        return run(residual, positions, slots, attention)
 
-    def _run_few(self, residual: Tensor, positions: Tensor, slots: Tensor, work: DecodeWork) -> Tensor:
+    def _run_one(
+        self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
+    ) -> Tensor:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        for index, layer in enumerate(decoder._layers):
-            qkv = norm_linear(residual, layer.attention_norm, layer.qkv._weight, layer.qkv._bias, eps)
-            attended = self._attend(layer, index, qkv, positions, slots, work)
-            linear_add(attended, layer.attention_out._weight, residual)
-            gated = norm_gate_up(residual, layer.mlp_norm, layer.gate_up._weight, eps)
-            linear_add(gated, layer.down._weight, residual)
-        return norm_linear(residual, decoder._norm, decoder._head._weight, None, eps)
+        for index, layer in enumerate(decoder.layers):
+            qkv = norm_linear(residual, layer.attention_norm, layer.qkv.weight, layer.qkv.bias, eps)
+            attended = self._attend(layer, index, qkv, positions, slots, attention)
+            linear_add(attended, layer.attention_out.weight, residual)
+            gated = norm_gate_up(residual, layer.mlp_norm, layer.gate_up.weight, eps)
+            linear_add(gated, layer.down.weight, residual)
+        return norm_linear(residual, decoder.norm, decoder.head.weight, None, eps)
 
-    def _run_many(self, residual: Tensor, positions: Tensor, slots: Tensor, work: DecodeWork) -> Tensor:
+    def _run_many(
+        self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
+    ) -> Tensor:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        group, layers = decoder._group, decoder._layers
+        group, layers = decoder.group, decoder.layers
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
         for index, layer in enumerate(layers):
-            attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, work)
+            attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
             out = group.all_reduce(layer.attention_out(attended))
             hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
             out = group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
-            norm = layers[index + 1].attention_norm if index + 1 < len(layers) else decoder._norm
+            norm = layers[index + 1].attention_norm if index + 1 < len(layers) else decoder.norm
             hidden = add_rms_norm(out, residual, norm, eps)
-        return group.gather_columns(decoder._head(hidden), decoder._vocab_widths)
+        return group.gather_columns(decoder.head(hidden), decoder.vocab_widths)
 
     def _attend(
         self,
@@ -67,21 +69,19 @@ class DecodeForward:
         qkv: Tensor,
         positions: Tensor,
         slots: Tensor,
-        work: DecodeWork,
+        attention: DecodeAttention,
     ) -> Tensor:
         decoder = self._decoder
         q = rope_kv_write(
             qkv,
             positions,
             slots,
-            decoder._cos_sin,
+            decoder.cos_sin,
             self._kv_cache,
             index,
             layer.q_norm,
             layer.k_norm,
             decoder.config.rms_norm_eps,
         )
-        attended = decode_attention_over_work(
-            q, self._kv_cache, index, self._block_tables, work, decoder._scale
-        )
+        attended = decode_attention(q, self._kv_cache, index, attention, decoder.scale)
         return attended.view(qkv.shape[0], -1)

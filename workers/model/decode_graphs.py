@@ -14,6 +14,9 @@ from workers.model.batch import Batch
 from workers.model.decode_buffers import DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 
+_FEWEST_SHARED = 4
+"""Smaller steps have no graph for shared prefixes."""
+
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Padded batch sizes: padding costs at most a seventh beyond 8 rows, and graphs stay few."""
@@ -38,31 +41,34 @@ class DecodeGraphs:
         self._batch = batch
         self._embedding = embedding
         self._sizes = sorted(sizes)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[int, Tensor] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._logits: dict[tuple[int, bool], Tensor] = {}
 
     def capture(self) -> None:
         """Run each size once, so that kernels are compiled, then record it. The buffers must hold a step of no rows."""
         pool = None
         stream = torch.cuda.Stream()
-        for size in reversed(self._sizes):
+        keys = [(size, is_shared) for size in reversed(self._sizes) for is_shared in (True, False)]
+        for size, is_shared in keys:
+            if is_shared and size < _FEWEST_SHARED:
+                continue
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self._compute(size)
+                self._compute(size, is_shared)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._logits[size] = self._compute(size)
+                self._logits[size, is_shared] = self._compute(size, is_shared)
             pool = graph.pool()
-            self._graphs[size] = graph
+            self._graphs[size, is_shared] = graph
 
-    def run(self, num_rows: int) -> Tensor:
+    def run(self, num_rows: int, is_shared: bool) -> Tensor:
         """Queue the step that the buffers were told of; return its logits [num_rows, vocab], until the next step."""
-        size = self._sizes[bisect.bisect_left(self._sizes, num_rows)]
-        self._graphs[size].replay()
-        return self._logits[size][:num_rows]
+        key = (self._sizes[bisect.bisect_left(self._sizes, num_rows)], is_shared)
+        self._graphs[key].replay()
+        return self._logits[key][:num_rows]
 
-    def _compute(self, size: int) -> Tensor:
+    def _compute(self, size: int, is_shared: bool) -> Tensor:
         buffers, batch = self._buffers, self._batch
         hidden, positions, slots = buffers.hidden[:size], buffers.positions[:size], buffers.slots[:size]
         decode_prepare(
@@ -75,7 +81,7 @@ class DecodeGraphs:
             slots,
             hidden,
         )
-        logits = self._forward(hidden, positions, slots, buffers.work)
+        logits = self._forward(hidden, positions, slots, buffers.attention(is_shared))
         columns = buffers.columns
         draw(
             logits,

@@ -20,6 +20,17 @@ class Linear:
         self._bias = bias
         self._is_packed = False
 
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], as long as it is not packed."""
+        assert not self._is_packed, "a packed weight has a layout of its own"
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out], or None."""
+        return self._bias
+
     def pack(self) -> None:
         """Exchange the weight for oneDNN's blocked copy where there is oneDNN; results differ by rounding only.
 

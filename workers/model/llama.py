@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.decode_attention_work import decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -59,23 +60,23 @@ class LlamaDecoder:
         self.shard = make_shard(config, group.rank, group.size)
         self.device = device
         self.dtype = dtype
-        self._group = group
+        self.group = group
         loader = _ShardLoader(config, self.shard, source, device, dtype, is_first=group.rank == 0)
-        self._scale = config.head_dim**-0.5
-        self._vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
-        self._embedding = loader.embedding()
-        self._layers: list[DecoderLayer] = []
+        self.scale = config.head_dim**-0.5
+        self.vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
+        self.embedding = loader.embedding()
+        self.layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
-            self._layers.append(loader.layer(index))
+            self.layers.append(loader.layer(index))
             progress((index + 1) / (config.num_layers + 1))
-        self._norm = loader.whole("model.norm.weight", (config.hidden_size,))
-        self._head = Linear(self._embedding) if config.tie_word_embeddings else loader.head()
-        self._cos_sin = rope_table(config, num_positions).to(device)
+        self.norm = loader.whole("model.norm.weight", (config.hidden_size,))
+        self.head = Linear(self.embedding) if config.tie_word_embeddings else loader.head()
+        self.cos_sin = rope_table(config, num_positions).to(device)
         progress(1.0)
 
     def linears(self) -> list[Linear]:
         """All projections, the head last."""
-        return [linear for layer in self._layers for linear in layer.linears()] + [self._head]
+        return [linear for layer in self.layers for linear in layer.linears()] + [self.head]
 
     def pack(self) -> None:
         """Lay out the linear weights for this CPU."""
@@ -83,34 +84,34 @@ class LlamaDecoder:
             linear.pack()
 
     def forward(self, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
-        """Write the step's keys and values to ``kv_cache`` and return float32 logits [num_samples, vocab]."""
+        """Write the step's keys and values to ``kv_cache`` and return logits [num_samples, vocab]."""
         eps = self.config.rms_norm_eps
         residual = self._embed(inputs.token_ids)
-        hidden = rms_norm(residual, self._layers[0].attention_norm, eps)
-        last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
+        hidden = rms_norm(residual, self.layers[0].attention_norm, eps)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
             attended = self._attend(layer, index, hidden, inputs, kv_cache)
             if index == last:
                 # Nothing after the last layer's attention looks at other tokens.
                 if inputs.sample_tokens.shape[0] == 0:
-                    return residual.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+                    return residual.new_empty(0, self.config.vocab_size)
                 attended = attended[inputs.sample_tokens]
                 residual = residual[inputs.sample_tokens]
-            out = self._group.all_reduce(layer.attention_out(attended))
+            out = self.group.all_reduce(layer.attention_out(attended))
             hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
-            out = self._group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
-            norm = self._norm if index == last else self._layers[index + 1].attention_norm
+            out = self.group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
+            norm = self.norm if index == last else self.layers[index + 1].attention_norm
             hidden = add_rms_norm(out, residual, norm, eps)
-        return self._group.gather_columns(self._head(hidden), self._vocab_widths).float()
+        return self.group.gather_columns(self.head(hidden), self.vocab_widths)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        if self._group.size == 1:
-            return torch.nn.functional.embedding(token_ids, self._embedding)
+        if self.group.size == 1:
+            return torch.nn.functional.embedding(token_ids, self.embedding)
         vocab = self.shard.vocab
         local = token_ids - vocab.start
         is_foreign = (local < 0) | (local >= len(vocab))
-        rows = torch.nn.functional.embedding(local.masked_fill(is_foreign, 0), self._embedding)
-        return self._group.all_reduce(rows.masked_fill_(is_foreign[:, None], 0.0))
+        rows = torch.nn.functional.embedding(local.masked_fill(is_foreign, 0), self.embedding)
+        return self.group.all_reduce(rows.masked_fill_(is_foreign[:, None], 0.0))
 
     def _attend(
         self, layer: DecoderLayer, index: int, hidden: Tensor, inputs: StepInputs, kv_cache: Tensor
@@ -121,7 +122,7 @@ class LlamaDecoder:
             layer.qkv(hidden),
             inputs.positions,
             inputs.slots,
-            self._cos_sin,
+            self.cos_sin,
             kv_cache,
             index,
             layer.q_norm,
@@ -130,17 +131,7 @@ class LlamaDecoder:
         )
         parts: list[Tensor] = []
         if num_decodes:
-            parts.append(
-                paged_decode_attention(
-                    q[:num_decodes],
-                    kv_cache,
-                    index,
-                    inputs.decode_block_tables,
-                    inputs.decode_context_lens,
-                    self._scale,
-                    inputs.max_decode_context_len,
-                )
-            )
+            parts.append(self._attend_decodes(q[:num_decodes], index, inputs, kv_cache))
         if num_decodes < num_tokens:
             parts.append(
                 prefill_attention(
@@ -150,13 +141,26 @@ class LlamaDecoder:
                     inputs.prefill_block_tables,
                     inputs.prefill_query_starts,
                     inputs.prefill_context_lens,
-                    self._scale,
+                    self.scale,
                 )
             )
         if hidden.shape[0] > num_tokens:
             parts.append(q.new_zeros(hidden.shape[0] - num_tokens, *q.shape[1:]))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.view(hidden.shape[0], -1)
+
+    def _attend_decodes(self, q: Tensor, index: int, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
+        if inputs.decode_work is not None:
+            return decode_attention(q, kv_cache, index, inputs.decode_work, self.scale)
+        return paged_decode_attention(
+            q,
+            kv_cache,
+            index,
+            inputs.decode_block_tables,
+            inputs.decode_context_lens,
+            self.scale,
+            inputs.max_decode_context_len,
+        )
 
 
 class _ShardLoader:

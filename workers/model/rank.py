@@ -193,7 +193,7 @@ class Rank:
         logprobs = None
         if rows:
             if self.config.tp_rank == 0:
-                token_ids, logprobs = self._sampler.sample(logits, rows)
+                token_ids, logprobs = self._sampler.sample(logits.float(), rows)
             else:
                 token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             self._group.broadcast(token_ids)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.decode_attention_work import DecodeAttention
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
@@ -31,6 +33,9 @@ class StepInputs:
     """[num_prefills] int32, this step's tokens included."""
     sample_tokens: Tensor
     """[num_samples] int64: which tokens' hidden states give logits."""
+
+    decode_work: DecodeAttention | None = None
+    """How the decoding rows' attention is cut on CUDA; None: by the tables and lengths above."""
 
     @property
     def num_tokens(self) -> int:
