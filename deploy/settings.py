@@ -22,7 +22,7 @@ class ServeSettings(BaseSettings):
     """What ``shoal serve`` takes. Frozen: a changed setting is a new object."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=()
+        env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
     )
 
     model: str | None = None

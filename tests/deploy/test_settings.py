@@ -17,6 +17,7 @@ from workers.engine.errors import InvalidRequest
         ("dtype", "int3", r"--dtype is 'int3'.*'float32'"),
         ("policy", "luck", r"--policy is 'luck'"),
         ("gpu_memory_utilization", 1.5, r"--gpu-memory-utilization is 1.5"),
+        ("kv_cache_gib", float("inf"), r"--kv-cache-gib is inf: .*finite"),
         ("host", "", r"--host is ''"),
     ],
 )
