@@ -61,6 +61,7 @@ def prefill_attention(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend from each query token to its row's context up to and including itself.
 
@@ -71,9 +72,10 @@ def prefill_attention(
         kv_cache: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
         layer: which layer of the cache.
         block_tables: [num_rows, at least blocks of the longest context] int32.
-        query_starts: [num_rows + 1] int32: where each row's queries begin, then ``num_tokens``.
+        query_starts: [num_rows + 1] int32: where each row's queries begin, then where the last one's end.
         context_lens: [num_rows] int32: tokens of the row, its queries included.
         scale: factor on the scores, usually ``head_dim ** -0.5``.
+        out: as ``q``, on CUDA only; tokens of no row are left as they are. None: a new tensor.
 
     Returns:
         [num_tokens, num_heads, head_dim] in ``q``'s dtype.
@@ -96,8 +98,9 @@ def prefill_attention(
         raise ValueError("q, kv_cache and the rows of block_tables must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
-    kernel = _launch if q.device.type == "cuda" else prefill_attention_ref
-    return kernel(q, kv_cache, layer, block_tables, query_starts, context_lens, scale)
+    if q.device.type == "cuda":
+        return _launch(q, kv_cache, layer, block_tables, query_starts, context_lens, scale, out)
+    return prefill_attention_ref(q, kv_cache, layer, block_tables, query_starts, context_lens, scale)
 
 
 def _launch(
@@ -108,11 +111,12 @@ def _launch(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
+    out: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
     num_rows = context_lens.shape[0]
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     if num_tokens == 0:
         return out
     tiles = prefill_tiles(head_dim, q.element_size())
@@ -159,7 +163,7 @@ def prefill_tiles(head_dim: int, element_size: int) -> PrefillTiles:
         return PrefillTiles(queries=32, tokens=32, num_warps=4, num_stages=1)
     if head_dim > 128:
         return PrefillTiles(queries=64, tokens=32, num_warps=8, num_stages=2)
-    return PrefillTiles(queries=128, tokens=64, num_warps=8, num_stages=3)
+    return PrefillTiles(queries=128, tokens=64, num_warps=8, num_stages=2)
 
 
 # What changes from step to step must not lead to a new variant, compiled while requests wait.
@@ -197,6 +201,8 @@ def _prefill_attention_kernel(
         else:
             high = middle
     row = low - 1
+    if row < 0:
+        return
     row_start = tl.load(query_starts_ptr + row)
     num_queries = tl.load(query_starts_ptr + row + 1) - row_start
     first_query = (tile - (row_start // QUERIES + row)) * QUERIES
@@ -220,24 +226,44 @@ def _prefill_attention_kernel(
     acc = tl.zeros([QUERIES, HEAD_PADDED], tl.float32)
     table = block_tables_ptr + tl.cast(row, tl.int64) * table_stride
     end = tl.minimum(num_before + first_query + QUERIES, context)
-    for start in range(0, end, TILE):
+    # Tiles that every query of this tile sees whole come first and need no mask.
+    whole = (num_before + first_query + 1) // TILE * TILE
+    kv_heads = layer * 2 * NUM_KV_HEADS + head // GROUP
+    block_rows = num_layers * 2 * NUM_KV_HEADS
+    for start in range(0, whole, TILE):
+        tokens = start + tl.arange(0, TILE)
+        blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+        rows = (blocks * block_rows + kv_heads) * BLOCK_SIZE + tokens % BLOCK_SIZE
+        place = kv_cache_ptr + rows[:, None] * HEAD_DIM + columns[None, :]
+        if HEAD_DIM == HEAD_PADDED:
+            keys = tl.load(place).to(q.dtype)
+        else:
+            keys = tl.load(place, mask=in_head[None, :], other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+        fade = tl.exp2(highest - new_highest)
+        if HEAD_DIM == HEAD_PADDED:
+            values = tl.load(place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+        else:
+            values = tl.load(place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=in_head[None, :], other=0.0)
+        total = total * fade + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
+        highest = new_highest
+    for start in range(whole, end, TILE):
         tokens = start + tl.arange(0, TILE)
         inside = tokens < end
         blocks = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        rows = (
-            (blocks * num_layers + layer) * 2 * NUM_KV_HEADS + head // GROUP
-        ) * BLOCK_SIZE + tokens % BLOCK_SIZE
-        place = rows[:, None] * HEAD_DIM + columns[None, :]
+        rows = (blocks * block_rows + kv_heads) * BLOCK_SIZE + tokens % BLOCK_SIZE
+        place = kv_cache_ptr + rows[:, None] * HEAD_DIM + columns[None, :]
         kv_inside = inside[:, None] & in_head[None, :]
-        keys = tl.load(kv_cache_ptr + place, mask=kv_inside, other=0.0).to(q.dtype)
+        keys = tl.load(place, mask=kv_inside, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
         scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
         fade = tl.exp2(highest - new_highest)
-        values = tl.load(
-            kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
-        )
+        values = tl.load(place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0)
         total = total * fade + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
         highest = new_highest

@@ -22,6 +22,7 @@ from kernels import (  # noqa: E402
     prefill_attention,
     rms_norm,
     rope_kv_write,
+    shared_prefix_attention,
     silu_mul,
 )
 
@@ -207,13 +208,37 @@ def test_decode_attention_over_work_keeps_its_registers(
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,
             "PDL": architecture == 90,
-            **decode_attention_work.work_constants(head_dim, group),
+            **decode_attention_work.work_constants(head_dim, group, element_size=2),
         },
-        num_warps=4,
-        num_stages=decode_attention_work.work_stages(head_dim, element_size=2),
+        **decode_attention_work.work_options(head_dim, element_size=2),
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4), (128, 2)])
+def test_shared_prefix_attention_keeps_its_registers(head_dim: int, group: int, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        shared_prefix_attention._shared_prefix_kernel,
+        90,
+        dict.fromkeys(("q_ptr", "kv_cache_ptr"), "*bf16")
+        | dict.fromkeys(
+            ("block_tables_ptr", "items_ptr", "num_items_ptr", "members_ptr", "first_slots_ptr"), "*i32"
+        )
+        | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        {
+            "NUM_KV_HEADS": 8,
+            "BLOCK_SIZE": 16,
+            "HEAD_DIM": head_dim,
+            "PDL": True,
+            **shared_prefix_attention.shared_constants(head_dim, group, element_size=2),
+        },
+        num_warps=8,
+        num_stages=2,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert "wgmma" in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 ITEM_FIELDS = 8
 """As ``kernels.decode_attention_work`` reads them."""
-TILE = 64
-FIXED_PIECE_TILES = 8
+TILE = 32
+FIXED_PIECE_TILES = 16
 """Of the deterministic mode: boundaries that depend on nothing but a row's own length."""
 
 Array = NDArray[np.int32]

@@ -96,7 +96,8 @@ class Batch:
             token_ids = torch.nn.functional.pad(token_ids, (0, min_num_tokens - num_tokens))
         max_decode = max(context_lens[:num_decodes], default=0)
         max_prefill = max(context_lens[num_decodes:], default=0)
-        query_starts = [start - num_decodes for start in token_starts[num_decodes:]]
+        base = num_decodes if decode_work is None else 0
+        query_starts = [start - base for start in token_starts[num_decodes:]]
         return StepInputs(
             token_ids=token_ids,
             positions=positions_,

@@ -14,6 +14,7 @@ from workers.engine.request import ChoiceParams
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
+from workers.model.prefill_graphs import PrefillGraphs
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
 from workers.model.row_sampler import SampledLogprobs
@@ -42,6 +43,7 @@ class CudaRank(Rank):
         super().__init__(replace(config, device=_with_index(config.device)))
         self._queue: deque[_Launched] = deque()
         self._graphs: DecodeGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int) -> None:
@@ -74,6 +76,10 @@ class CudaRank(Rank):
         if self.config.tp_size == 1:
             graphs.capture()
             self._graphs = graphs
+            self._prefill_graphs = PrefillGraphs(
+                self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
+            )
+            self._prefill_graphs.capture(self.config.max_num_batched_tokens)
         self._warm_up_prefill()
         torch.cuda.synchronize()
 
@@ -138,7 +144,12 @@ class CudaRank(Rank):
         no_blocks = [_NO_BLOCK] * len(rows)
         is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
         work = self._buffers.attention(is_shared) if is_cut else None
-        logits = self._decoder.forward(self._batch.inputs(plan, decode_work=work), self._kv_cache)
+        inputs = self._batch.inputs(plan, decode_work=work)
+        if self._prefill_graphs is not None and work is not None and not is_shared:
+            attended, residual = self._prefill_graphs.run(inputs)
+        else:
+            attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
+        logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
         if rows and self.config.tp_rank == 0:
             buffers, columns = self._buffers, self._buffers.columns
             draw(

@@ -23,7 +23,7 @@ _HEADER = 16
 """int32 numbers before the columns: rows, shared pieces; then padding that keeps what follows aligned."""
 MAX_LAUNCHED = 8
 """Steps whose results may be outstanding: each has its own pinned memory."""
-_PROGRAMS_PER_PROCESSOR = 3
+_PROGRAMS_PER_PROCESSOR = 4
 """Programs of decode attention that one multiprocessor's shared memory holds (H200, head size 128)."""
 _SHARED_PROGRAMS_PER_PROCESSOR = 2
 
@@ -117,7 +117,10 @@ class DecodeBuffers:
         staged[places.new_blocks : places.new_blocks + count] = new_blocks
         staged[0] = count
         end, is_recut = places.shares, False
-        if num_decodes:
+        if not num_decodes:
+            staged[places.shares : places.items] = 0
+            self._cut_rows, end = self._cut_rows[:0], places.items
+        else:
             decoding = staged[places.rows : places.rows + num_decodes]
             at = staged[places.starts : places.starts + num_decodes]
             num_tiles = at.astype(np.int64) // TILE + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.decode_attention_work import decode_attention
+from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -85,24 +85,36 @@ class LlamaDecoder:
 
     def forward(self, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
         """Write the step's keys and values to ``kv_cache`` and return logits [num_samples, vocab]."""
+        attended, residual = self.attend_all(inputs, kv_cache)
+        return self.logits(attended, residual, inputs.sample_tokens)
+
+    def attend_all(self, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Run all layers up to the last one's attention; return what it attended to and the residual."""
         eps = self.config.rms_norm_eps
         residual = self._embed(inputs.token_ids)
         hidden = rms_norm(residual, self.layers[0].attention_norm, eps)
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:-1]):
             attended = self._attend(layer, index, hidden, inputs, kv_cache)
-            if index == last:
-                # Nothing after the last layer's attention looks at other tokens.
-                if inputs.sample_tokens.shape[0] == 0:
-                    return residual.new_empty(0, self.config.vocab_size)
-                attended = attended[inputs.sample_tokens]
-                residual = residual[inputs.sample_tokens]
-            out = self.group.all_reduce(layer.attention_out(attended))
-            hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
-            out = self.group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
-            norm = self.norm if index == last else self.layers[index + 1].attention_norm
-            hidden = add_rms_norm(out, residual, norm, eps)
+            hidden = self._finish_layer(layer, attended, residual, self.layers[index + 1].attention_norm)
+        return self._attend(self.layers[-1], len(self.layers) - 1, hidden, inputs, kv_cache), residual
+
+    def logits(self, attended: Tensor, residual: Tensor, sample_tokens: Tensor) -> Tensor:
+        """Finish what ``attend_all`` began, for some tokens: nothing after the last attention looks at others."""
+        if sample_tokens.shape[0] == 0:
+            return residual.new_empty(0, self.config.vocab_size)
+        hidden = self._finish_layer(
+            self.layers[-1], attended[sample_tokens], residual[sample_tokens], self.norm
+        )
         return self.group.gather_columns(self.head(hidden), self.vocab_widths)
+
+    def _finish_layer(
+        self, layer: DecoderLayer, attended: Tensor, residual: Tensor, next_norm: Tensor
+    ) -> Tensor:
+        eps = self.config.rms_norm_eps
+        out = self.group.all_reduce(layer.attention_out(attended))
+        hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
+        out = self.group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
+        return add_rms_norm(out, residual, next_norm, eps)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.group.size == 1:
@@ -129,9 +141,21 @@ class LlamaDecoder:
             layer.k_norm,
             self.config.rms_norm_eps,
         )
+        if inputs.decode_work is not None:
+            return self._attend_by_work(q, index, inputs, inputs.decode_work, kv_cache).view(num_tokens, -1)
         parts: list[Tensor] = []
         if num_decodes:
-            parts.append(self._attend_decodes(q[:num_decodes], index, inputs, kv_cache))
+            parts.append(
+                paged_decode_attention(
+                    q[:num_decodes],
+                    kv_cache,
+                    index,
+                    inputs.decode_block_tables,
+                    inputs.decode_context_lens,
+                    self.scale,
+                    inputs.max_decode_context_len,
+                )
+            )
         if num_decodes < num_tokens:
             parts.append(
                 prefill_attention(
@@ -149,18 +173,25 @@ class LlamaDecoder:
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.view(hidden.shape[0], -1)
 
-    def _attend_decodes(self, q: Tensor, index: int, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
-        if inputs.decode_work is not None:
-            return decode_attention(q, kv_cache, index, inputs.decode_work, self.scale)
-        return paged_decode_attention(
-            q,
-            kv_cache,
-            index,
-            inputs.decode_block_tables,
-            inputs.decode_context_lens,
-            self.scale,
-            inputs.max_decode_context_len,
-        )
+    def _attend_by_work(
+        self, q: Tensor, index: int, inputs: StepInputs, work: DecodeAttention, kv_cache: Tensor
+    ) -> Tensor:
+        """Both kinds of rows into one tensor; on CUDA."""
+        out = torch.empty_like(q)
+        if inputs.num_decodes:
+            decode_attention(q, kv_cache, index, work, self.scale, out)
+        if inputs.num_decodes < inputs.num_tokens:
+            prefill_attention(
+                q,
+                kv_cache,
+                index,
+                inputs.prefill_block_tables,
+                inputs.prefill_query_starts,
+                inputs.prefill_context_lens,
+                self.scale,
+                out,
+            )
+        return out
 
 
 class _ShardLoader:

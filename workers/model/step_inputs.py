@@ -28,14 +28,14 @@ class StepInputs:
     prefill_block_tables: Tensor
     """[num_prefills, blocks] int32."""
     prefill_query_starts: Tensor
-    """[num_prefills + 1] int32, counted from the first prefill token."""
+    """[num_prefills + 1] int32, counted from the first prefill token, or from the first token with ``decode_work``."""
     prefill_context_lens: Tensor
     """[num_prefills] int32, this step's tokens included."""
     sample_tokens: Tensor
     """[num_samples] int64: which tokens' hidden states give logits."""
 
     decode_work: DecodeAttention | None = None
-    """How the decoding rows' attention is cut on CUDA; None: by the tables and lengths above."""
+    """How the decoding rows' attention is cut, on CUDA; None: by the tables and lengths above."""
 
     @property
     def num_tokens(self) -> int:
