@@ -50,9 +50,10 @@ class RankActor:
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
         """
-        from workers.model.rank import Rank  # torch: only ranks need it, and it costs 300 MB and 3 s
+        # torch: only ranks need it, and it costs 300 MB and 3 s
+        from workers.model.cuda_rank import make_rank
 
-        self._rank = Rank(replace(self._config, rendezvous=rendezvous))
+        self._rank = make_rank(replace(self._config, rendezvous=rendezvous))
         self._rank.load()
         return self._rank.max_num_blocks()
 

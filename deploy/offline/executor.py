@@ -18,7 +18,7 @@ from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import ShoalError
 from workers.engine.plan import Executor
-from workers.model.rank import Rank
+from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import RankConfig
 
 _START_TIMEOUT_S = 600.0
@@ -50,7 +50,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
     )
     if settings.tensor_parallel_size > 1:
         return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)
-    rank = Rank(config)
+    rank = make_rank(config)
     rank.load()
     num_blocks = _wanted(rank.max_num_blocks(), settings.num_gpu_blocks_override)
     rank.allocate(num_blocks)
@@ -107,7 +107,7 @@ def _receive(pipe: Connection) -> int:
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     """Body of a rank's process; it ends with the channel, or when its parent is gone."""
     try:
-        rank = Rank(config)
+        rank = make_rank(config)
         rank.load()
         pipe.send(rank.max_num_blocks())
     except Exception as error:  # noqa: BLE001 - the parent raises it anew

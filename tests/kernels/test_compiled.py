@@ -66,7 +66,7 @@ def spilled_bytes(compiled: object, tmp_path: Path) -> int:
 def test_prefill_attention_keeps_its_registers(
     architecture: int, head_dim: int, block_size: int, tmp_path: Path
 ) -> None:
-    tiles = prefill_attention.prefill_tiles(head_dim, element_size=2)
+    tiles = prefill_attention.prefill_tiles(head_dim, element_size=2, is_hopper=architecture == 90)
 
     compiled = compile_kernel(
         prefill_attention._prefill_attention_kernel,
@@ -208,9 +208,9 @@ def test_decode_attention_over_work_keeps_its_registers(
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,
             "PDL": architecture == 90,
-            **decode_attention_work.work_constants(head_dim, group, element_size=2),
+            **decode_attention_work.work_constants(head_dim, group, 2, architecture == 90),
         },
-        **decode_attention_work.work_options(head_dim, element_size=2),
+        **decode_attention_work.work_options(head_dim, 2, architecture == 90),
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
@@ -247,7 +247,7 @@ def test_shared_prefix_attention_keeps_its_registers(head_dim: int, group: int, 
 def test_gemv_keeps_its_registers(
     architecture: int, has_norm: bool, is_gated: bool, has_residual: bool, width: int, tmp_path: Path
 ) -> None:
-    step, rows, num_warps = gemv.gemv_tiles(width)
+    step, rows, num_warps = gemv.gemv_tiles(width, bool(is_gated), bool(has_residual))
 
     compiled = compile_kernel(
         gemv._gemv_kernel,

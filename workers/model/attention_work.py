@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 ITEM_FIELDS = 8
 """As ``kernels.decode_attention_work`` reads them."""
 TILE = 32
+_MAX_PIECES = 24
+"""Of one row. Its last program reads them all again."""
 FIXED_PIECE_TILES = 16
 """Of the deterministic mode: boundaries that depend on nothing but a row's own length."""
 
@@ -66,7 +68,8 @@ def cut_contexts(
         cuts = (ends - num_tiles)[index] + part * FIXED_PIECE_TILES
         shares = np.arange(num_shares + 1) * -(-len(cuts) // num_shares)
     else:
-        length = -(-total // num_shares)
+        # One long context among few rows: more pieces would take longer to merge than to read.
+        length = max(-(-total // num_shares), -(-int(num_tiles.max()) // _MAX_PIECES))
         cuts = np.sort(np.concatenate((ends - num_tiles, np.arange(0, total, length))))
         cuts = cuts[np.diff(cuts, prepend=-1) > 0]
         index = np.searchsorted(ends, cuts, side="right")

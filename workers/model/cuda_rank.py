@@ -65,7 +65,7 @@ class CudaRank(Rank):
     def warm_up(self) -> None:
         """Compile kernels and record graphs. All ranks of a group must do it together."""
         assert self._kv_cache is not None, "memory is allocated before warm-up"
-        forward = DecodeForward(self._decoder, self._kv_cache)
+        forward = DecodeForward(self._decoder, self._kv_cache, self._buffers.logits)
         graphs = DecodeGraphs(
             forward,
             self._buffers,

@@ -23,8 +23,8 @@ _HEADER = 16
 """int32 numbers before the columns: rows, shared pieces; then padding that keeps what follows aligned."""
 MAX_LAUNCHED = 8
 """Steps whose results may be outstanding: each has its own pinned memory."""
-_PROGRAMS_PER_PROCESSOR = 4
-"""Programs of decode attention that one multiprocessor's shared memory holds (H200, head size 128)."""
+_PROGRAMS_PER_PROCESSOR = 8
+"""Programs of decode attention, of one warp each, for which reads are fastest (H200, head size 128)."""
 _SHARED_PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -94,6 +94,7 @@ class DecodeBuffers:
         self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.logits = torch.zeros(rows, vocab_size, dtype=dtype, device=device)
         self.scratch = torch.zeros(draw_scratch_len(rows, vocab_size), device=device)
 
     def attention(self, is_shared: bool) -> DecodeAttention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention, decode_attention
@@ -15,15 +16,16 @@ from workers.model.llama import DecoderLayer, LlamaDecoder
 class DecodeForward:
     """Runs the layers of ``decoder`` over one token a row."""
 
-    def __init__(self, decoder: LlamaDecoder, kv_cache: Tensor) -> None:
-        """Keep what every step uses."""
+    def __init__(self, decoder: LlamaDecoder, kv_cache: Tensor, logits: Tensor) -> None:
+        """Keep what every step uses; ``logits`` [max rows, vocab] takes the results."""
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._logits = logits
 
     def __call__(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
     ) -> Tensor:
-        """Return logits [rows, vocab] in the model's dtype.
+        """Return logits [rows, vocab] in the model's dtype, in the memory given for them.
 
         Args:
             residual: [rows, hidden], the tokens' embeddings; overwritten.
@@ -45,7 +47,7 @@ class DecodeForward:
             linear_add(attended, layer.attention_out.weight, residual)
             gated = norm_gate_up(residual, layer.mlp_norm, layer.gate_up.weight, eps)
             linear_add(gated, layer.down.weight, residual)
-        return norm_linear(residual, decoder.norm, decoder.head.weight, None, eps)
+        return norm_linear(residual, decoder.norm, decoder.head.weight, None, eps, self._logits[:1])
 
     def _run_many(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
@@ -60,7 +62,10 @@ class DecodeForward:
             out = group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
             norm = layers[index + 1].attention_norm if index + 1 < len(layers) else decoder.norm
             hidden = add_rms_norm(out, residual, norm, eps)
-        return group.gather_columns(decoder.head(hidden), decoder.vocab_widths)
+        logits = self._logits[: hidden.shape[0]]
+        if group.size == 1:
+            return torch.mm(hidden, decoder.head.weight.t(), out=logits)
+        return logits.copy_(group.gather_columns(decoder.head(hidden), decoder.vocab_widths))
 
     def _attend(
         self,

@@ -42,7 +42,6 @@ class DecodeGraphs:
         self._embedding = embedding
         self._sizes = sorted(sizes)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        self._logits: dict[tuple[int, bool], Tensor] = {}
 
     def capture(self) -> None:
         """Run each size once, so that kernels are compiled, then record it. The buffers must hold a step of no rows."""
@@ -58,7 +57,7 @@ class DecodeGraphs:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._logits[size, is_shared] = self._compute(size, is_shared)
+                self._compute(size, is_shared)
             pool = graph.pool()
             self._graphs[size, is_shared] = graph
 
@@ -66,9 +65,9 @@ class DecodeGraphs:
         """Queue the step that the buffers were told of; return its logits [num_rows, vocab], until the next step."""
         key = (self._sizes[bisect.bisect_left(self._sizes, num_rows)], is_shared)
         self._graphs[key].replay()
-        return self._logits[key][:num_rows]
+        return self._buffers.logits[:num_rows]
 
-    def _compute(self, size: int, is_shared: bool) -> Tensor:
+    def _compute(self, size: int, is_shared: bool) -> None:
         buffers, batch = self._buffers, self._batch
         hidden, positions, slots = buffers.hidden[:size], buffers.positions[:size], buffers.slots[:size]
         decode_prepare(
@@ -93,4 +92,3 @@ class DecodeGraphs:
             buffers.drawn,
             buffers.scratch,
         )
-        return logits

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from workers.checkpoint.source import ModelFiles
+from workers.model import cuda_rank
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
 
@@ -57,7 +58,7 @@ def make_rank() -> Callable[..., Rank]:
     """Build a loaded rank from the fields of its config."""
 
     def make(num_blocks: int = 64, **fields: object) -> Rank:
-        rank = Rank(RankConfig(**{"num_threads": 1, **fields}))
+        rank = cuda_rank.make_rank(RankConfig(**{"num_threads": 1, **fields}))
         rank.load()
         rank.allocate(num_blocks)
         rank.warm_up()
