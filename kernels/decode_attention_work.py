@@ -212,8 +212,8 @@ def _decode_work_kernel(
     share = tl.program_id(0) // NUM_KV_HEADS
     head = kv_head * GROUP + group
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     for index in range(tl.load(shares_ptr + share), tl.load(shares_ptr + share + 1)):
         item = items_ptr + index * 8
         token = tl.load(item).to(tl.int64)

@@ -130,8 +130,8 @@ def _decode_prepare_kernel(
     part = tl.program_id(1)
     columns = part * STEP + tl.arange(0, STEP)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     is_real = index < tl.load(num_rows_ptr)
     row = tl.load(rows_ptr + index, mask=is_real, other=0).to(tl.int64)
     start = tl.load(starts_ptr + index, mask=is_real, other=0)

@@ -123,8 +123,8 @@ def _sum_stretches_kernel(
     index = tl.program_id(0)
     stretch = tl.program_id(1)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     if index >= tl.load(num_rows_ptr):
         return
     temperature = tl.load(temperatures_ptr + tl.load(rows_ptr + index))
@@ -165,8 +165,8 @@ def _draw_kernel(
     """One row a program: the stretch in which the running sum passes the number, then the token."""
     index = tl.program_id(0)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     if index >= tl.load(num_rows_ptr):
         return
     row = tl.load(rows_ptr + index).to(tl.int64)

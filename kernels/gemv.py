@@ -184,8 +184,8 @@ def _gemv_kernel(
     if HAS_NORM:
         squares = tl.zeros([STEP], tl.float32)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
     for start in tl.range(0, WIDTH, STEP, loop_unroll_factor=2):

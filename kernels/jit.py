@@ -2,7 +2,8 @@
 
 ``gdc_wait`` and ``gdc_launch_dependents`` are programmatic dependent launch (sm_90): a kernel launched with
 ``pdl_options`` may start while the one before it drains, and must wait before it reads or writes what others do.
-Every such kernel waits, so that a kernel's end implies the end of all before it.
+Every such kernel waits, so that a kernel's end implies the end of all before it, and lets the next one start only after
+its own wait: what the kernel before the last wrote can then be read without waiting.
 """
 
 from __future__ import annotations

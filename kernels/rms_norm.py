@@ -123,8 +123,8 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         place = residual_ptr + token * residual_stride + columns

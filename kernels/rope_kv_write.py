@@ -180,13 +180,14 @@ def _rope_kv_write_kernel(
     columns = tl.arange(0, HALF_PADDED)
     in_half = columns < half
     inside = (heads < num_all)[:, None] & in_half[None, :]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    # Positions and slots were there before the kernel that this one waits for began.
     slot = tl.load(slots_ptr + token).to(tl.int64)
     angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM
     cos = tl.load(angles + columns, mask=in_half, other=0.0)[None, :]
     sin = tl.load(angles + half + columns, mask=in_half, other=0.0)[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     source = qkv_ptr + (token * num_all + heads)[:, None] * HEAD_DIM + columns[None, :]
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)

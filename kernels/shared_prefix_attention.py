@@ -150,8 +150,8 @@ def _shared_prefix_kernel(
     queries = tl.arange(0, QUERIES)
     num_work = tl.load(num_items_ptr) * NUM_KV_HEADS
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         kv_head = work % NUM_KV_HEADS
         item = items_ptr + (work // NUM_KV_HEADS) * 8

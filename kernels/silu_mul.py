@@ -57,8 +57,8 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.c
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     start = gate_up_ptr + token * 2 * width
     gate = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + width + columns, mask=inside, other=0.0).to(tl.float32)

@@ -84,23 +84,29 @@ class Batch:
         token_starts = [0, *accumulate(plan.num_tokens)]
         sample_tokens = [token_starts[i + 1] - 1 for i in range(num_rows) if plan.samples[i]]
         num_tokens = token_starts[-1]
-        token_rows: list[int] = []
-        positions: list[int] = []
-        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
-            token_rows.extend([row] * count)
-            positions.extend(range(start, start + count))
-
-        rows = self._to_device([plan.rows])[0]
-        rows_of_tokens, positions_ = self._to_device([token_rows, positions])
-        (lens,) = self._to_device([context_lens]).to(torch.int32)
+        counts = np.array(plan.num_tokens)
+        base = num_decodes if decode_work is None else 0
+        columns = [
+            # First, and so at an aligned address: a kernel has another variant for others.
+            np.arange(num_tokens) + np.repeat(np.array(plan.starts) - token_starts[:-1], counts),
+            np.repeat(plan.rows, counts),
+            np.array(plan.rows),
+            np.array(context_lens),
+            np.array(token_starts[num_decodes:]) - base,
+            np.array(sample_tokens, dtype=np.int64),
+        ]
+        # One copy for all of them.
+        packed = self._to_device([np.concatenate(columns)])[0]
+        positions_, rows_of_tokens, rows, lens, query_starts, sample_tokens_ = packed.split(
+            [len(column) for column in columns]
+        )
+        lens = lens.to(torch.int32)
         blocks = self.block_tables[rows_of_tokens, positions_ // self.block_size].long()
         token_ids = self.token_ids[rows_of_tokens, positions_].long()
         if num_tokens < min_num_tokens:
             token_ids = torch.nn.functional.pad(token_ids, (0, min_num_tokens - num_tokens))
         max_decode = max(context_lens[:num_decodes], default=0)
         max_prefill = max(context_lens[num_decodes:], default=0)
-        base = num_decodes if decode_work is None else 0
-        query_starts = [start - base for start in token_starts[num_decodes:]]
         return StepInputs(
             token_ids=token_ids,
             positions=positions_,
@@ -110,9 +116,9 @@ class Batch:
             decode_context_lens=lens[:num_decodes],
             max_decode_context_len=max_decode,
             prefill_block_tables=self._tables(rows[num_decodes:], max_prefill),
-            prefill_query_starts=self._to_device([query_starts])[0].to(torch.int32),
+            prefill_query_starts=query_starts.to(torch.int32),
             prefill_context_lens=lens[num_decodes:],
-            sample_tokens=self._to_device([sample_tokens])[0],
+            sample_tokens=sample_tokens_,
             decode_work=decode_work,
             is_whole_prompt=(
                 decode_work is not None
@@ -135,9 +141,11 @@ class Batch:
     def _tables(self, rows: Tensor, max_context_len: int) -> Tensor:
         return self.block_tables[rows, : -(-max_context_len // self.block_size)]
 
-    def _to_device(self, columns: list[list[int]] | list[tuple[int, ...]]) -> Tensor:
+    def _to_device(
+        self, columns: list[list[int]] | list[tuple[int, ...]] | list[NDArray[np.int64]]
+    ) -> Tensor:
         """Return [columns, length] int64; from pinned memory where the device is not the host, so nothing waits."""
-        tensor = torch.tensor(columns, dtype=torch.int64)
+        tensor = torch.from_numpy(np.array(columns, dtype=np.int64))
         if self.device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
