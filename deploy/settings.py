@@ -15,7 +15,7 @@ from cluster.config import ReplicaConfig
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 
-Policy = Literal["prefix", "least-load", "round-robin"]
+Policy = Literal["prefix", "least-load", "round-robin", "power-of-two", "longest-match", "consistent-hash"]
 
 
 class ServeSettings(BaseSettings):

@@ -1,7 +1,8 @@
 """What the router believes about one replica: its last reported load and this router's own bookings.
 
-Pure state; whoever owns the stream tells it what arrived. A booking stands for a request that was sent but
-is not in the reported load yet, so that a burst of requests sees itself.
+Pure state; whoever owns the stream tells it what arrived. A booking stands for a request that was sent and
+not answered yet, so that a burst of requests sees itself. It counts as load until the replica's own figures
+must show it, and as blocks that the replica is about to hold until its first output: then they are cached.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class _Booking:
     num_uncached_tokens: int
     hashes: Sequence[bytes]
     steps_left: int = STEPS_TO_SETTLE
+    """Until the load shows it."""
 
 
 class ReplicaView:
@@ -64,31 +66,38 @@ class ReplicaView:
         self.is_open = True
         """False: no new placements (it drains, is lost, or has left)."""
         self._bookings: dict[str, _Booking] = {}
-        self._booked_tokens = 0
+        self._unseen: dict[str, _Booking] = {}
+        """Of the bookings, those that the load does not show."""
+        self._unseen_tokens = 0
         self._booked_hashes: Counter[bytes] = Counter()
 
     @property
     def num_booked(self) -> int:
-        """Requests sent that the load does not show yet."""
+        """Requests sent that have had no output yet."""
         return len(self._bookings)
 
     @property
     def num_queued_tokens(self) -> int:
         """Uncached prompt tokens that are ahead of a new request: reported and booked."""
-        return self.load.num_queued_tokens + self._booked_tokens
+        return self.load.num_queued_tokens + self._unseen_tokens
 
     @property
     def num_sequences(self) -> int:
         """Requests that run or wait there, own bookings included."""
-        return self.load.num_running + self.load.num_waiting + len(self._bookings)
+        return self.load.num_running + self.load.num_waiting + len(self._unseen)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait there, own bookings included."""
-        return self.load.num_waiting + len(self._bookings)
+        return self.load.num_waiting + len(self._unseen)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while prompt tokens are being computed there, as far as can be told."""
+        return self.num_queued_tokens > 0 or bool(self._bookings)
 
     def num_booked_blocks(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of the chain that a booked request is about to bring there."""
+        """Leading blocks of the chain that the replica will hold once it has answered what is booked."""
         booked = self._booked_hashes
         if not booked:
             return 0
@@ -102,16 +111,16 @@ class ReplicaView:
     def book(self, request_id: str, num_uncached_tokens: int, hashes: Sequence[bytes]) -> None:
         """Reserve: count a request that is being sent."""
         self.settle(request_id)
-        self._bookings[request_id] = _Booking(num_uncached_tokens, hashes)
-        self._booked_tokens += num_uncached_tokens
+        self._bookings[request_id] = self._unseen[request_id] = _Booking(num_uncached_tokens, hashes)
+        self._unseen_tokens += num_uncached_tokens
         self._booked_hashes.update(hashes)
 
     def settle(self, request_id: str) -> None:
-        """Drop a booking: the replica's own figures show it now, or it is gone. Unknown ids are ignored."""
+        """Drop a booking: the request has been answered, or is gone. Unknown ids are ignored."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return
-        self._booked_tokens -= booking.num_uncached_tokens
+        self._see(request_id)
         counts = self._booked_hashes
         for block_hash in booking.hashes:
             if counts[block_hash] <= 1:
@@ -120,16 +129,13 @@ class ReplicaView:
                 counts[block_hash] -= 1
 
     def apply_load(self, load: Load) -> None:
-        """Take a step's load; bookings that it must show by now are dropped."""
+        """Take a step's load; requests that it must show by now are no longer added to it."""
         self.load = load
-        if self._bookings:
-            settled = []
-            for request_id, booking in self._bookings.items():
+        if self._unseen:
+            for booking in self._unseen.values():
                 booking.steps_left -= 1
-                if booking.steps_left <= 0:
-                    settled.append(request_id)
-            for request_id in settled:
-                self.settle(request_id)
+            for request_id in [r for r, booking in self._unseen.items() if booking.steps_left <= 0]:
+                self._see(request_id)
 
     def clear_bookings(self) -> None:
         """Drop all bookings: the stream is gone, and its requests with it."""
@@ -138,6 +144,13 @@ class ReplicaView:
 
     def check(self) -> None:
         """Raise ``AssertionError`` if the sums disagree with the bookings."""
-        assert self._booked_tokens == sum(b.num_uncached_tokens for b in self._bookings.values())
+        assert self._unseen.items() <= self._bookings.items(), "a request is unseen but not booked"
+        assert self._unseen_tokens == sum(b.num_uncached_tokens for b in self._unseen.values())
         hashes = Counter(h for booking in self._bookings.values() for h in booking.hashes)
         assert hashes == self._booked_hashes, "booked hashes are miscounted"
+
+    def _see(self, request_id: str) -> None:
+        """The load shows a request, or it is gone: stop adding it."""
+        booking = self._unseen.pop(request_id, None)
+        if booking is not None:
+            self._unseen_tokens -= booking.num_uncached_tokens

@@ -26,15 +26,27 @@ def test_a_booking_counts_at_once(view: ReplicaView) -> None:
     assert view.num_booked_blocks(HASHES[:2]) == 2
 
 
-def test_a_booking_ends_when_two_steps_have_been_reported(view: ReplicaView) -> None:
+def test_a_booking_is_load_until_two_steps_have_been_reported(view: ReplicaView) -> None:
     view.book("r", 100, HASHES)
 
     view.apply_load(NO_LOAD)
     assert view.num_queued_tokens == 100
     view.apply_load(msgspec.structs.replace(NO_LOAD, num_queued_tokens=60, num_running=1))
 
-    assert (view.num_queued_tokens, view.num_sequences, view.num_booked) == (60, 1, 0)
-    assert view.num_booked_blocks(HASHES) == 0
+    assert (view.num_queued_tokens, view.num_sequences) == (60, 1)
+
+
+def test_booked_blocks_are_on_their_way_until_the_first_output(view: ReplicaView) -> None:
+    view.book("r", 100, HASHES)
+    for _ in range(5):
+        view.apply_load(NO_LOAD)
+    assert (view.num_booked, view.num_booked_blocks(HASHES)) == (1, 4)
+    assert view.is_prefilling
+
+    view.settle("r")
+
+    assert (view.num_booked, view.num_booked_blocks(HASHES)) == (0, 0)
+    assert not view.is_prefilling
 
 
 def test_siblings_share_booked_blocks_until_the_last_is_settled(view: ReplicaView) -> None:

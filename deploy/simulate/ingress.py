@@ -1,0 +1,66 @@
+"""One ingress's part of placement, in virtual time: the router's own index, views, bookings and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.simulate.messages import Report, SimulatedRequest
+from router.placement.candidate import make_candidate, sibling_key
+from router.placement.policy import Policy
+from router.placement.prefix_index import PrefixIndex
+from router.placement.replica_view import ReplicaShape, ReplicaView
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request went, and what of it was thought to be cached there."""
+
+    replica: int
+    num_hit_tokens: int
+
+
+class SimulatedIngress:
+    """Places requests and reads reports as ``router.replica_set.ReplicaSet`` and its streams do."""
+
+    def __init__(self, policy: Policy, shape: ReplicaShape, num_replicas: int) -> None:
+        self.policy = policy
+        self.index = PrefixIndex()
+        self.views: Sequence[ReplicaView] = [
+            ReplicaView(f"replica-{number:04}", shape) for number in range(num_replicas)
+        ]
+        self._numbers = {view.replica_id: number for number, view in enumerate(self.views)}
+        for view in self.views:
+            for _ in self.index.load_snapshot(view.replica_id, 0, b""):
+                pass
+
+    def place(self, request: SimulatedRequest) -> Placement:
+        """Choose a replica for a request and book it there."""
+        traced = request.traced
+        hashes, num_tokens = traced.hashes, traced.num_prompt_tokens
+        candidates = [
+            make_candidate(view, self.index, view.replica_id, hashes, num_tokens) for view in self.views
+        ]
+        key = sibling_key(hashes, [request.number])
+        best = self.policy.rank(candidates, num_tokens, key)[0].candidate
+        best.view.book(request.request_id, num_tokens - best.num_hit_tokens, hashes)
+        return Placement(self._numbers[best.view.replica_id], best.num_hit_tokens)
+
+    def hear(self, replica: int, report: Report) -> None:
+        """Take in what a replica says after a step."""
+        view = self.views[replica]
+        view.apply_load(report.load)
+        for request_id, _ in report.begun:
+            view.settle(request_id)
+        events = report.events
+        if events is not None:
+            is_in_order = self.index.apply(
+                view.replica_id, events.first_sequence, b"".join(events.stored), b"".join(events.evicted)
+            )
+            assert is_in_order, f"events of {view.replica_id} are missing"
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if index or views disagree with themselves."""
+        self.index.check()
+        for view in self.views:
+            view.check()

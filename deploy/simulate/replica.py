@@ -1,0 +1,121 @@
+"""Replicas in virtual time: requests in, reports out, steps that take what the cost model says.
+
+``EngineReplica`` is the engine that serves models, ``workers.engine.engine.Engine``, with a cost model in the
+place of its ranks. It reports when the brain process does: after steps that had outputs, and when it falls idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from deploy.simulate.fifo_replica import FifoReplica
+from deploy.simulate.messages import Report, SimulatedRequest
+from deploy.simulate.replica_model import ReplicaModel
+from workers.engine.engine import Engine
+from workers.engine.plan import StepPlan, StepResult
+from workers.engine.request import ChoiceParams, EngineRequest
+
+
+class SimulatedReplica(Protocol):
+    """Runs one step after another; time passes only as it is told."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When the step that runs now ends; None while it is idle."""
+        ...
+
+    def submit(self, request: SimulatedRequest, now_s: float) -> None:
+        """Take up a request.
+
+        Raises:
+            InvalidRequest: it can never be served; nothing has changed.
+        """
+        ...
+
+    def advance(self) -> Report | None:
+        """End the step that runs now and begin the next; None if the replica has nothing to tell."""
+        ...
+
+
+def make_replica(model: ReplicaModel, block_size: int) -> SimulatedReplica:
+    """A replica as ``model`` has it."""
+    if model.kind == "fifo":
+        return FifoReplica(model, block_size)
+    return EngineReplica(model, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    plan: StepPlan
+    start_s: float
+    end_s: float
+
+
+class EngineReplica:
+    """The real engine; each launched plan takes its time after the one before it."""
+
+    def __init__(self, model: ReplicaModel, block_size: int) -> None:
+        self.engine = Engine(model.engine_config(block_size), model.cost)
+        self._cost = model.cost
+        self._steps: deque[_Step] = deque()
+        self._free_s = 0.0
+        """When the last launched step ends."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When the oldest launched step ends; None while none is launched."""
+        return self._steps[0].end_s if self._steps else None
+
+    def submit(self, request: SimulatedRequest, now_s: float) -> None:
+        """Take up a request, and plan at once if fewer steps are launched than may be."""
+        traced = request.traced
+        self.engine.add(
+            EngineRequest(
+                request_id=request.request_id,
+                # Tokens only have to differ where no hash says that they are equal.
+                prompt_token_ids=[request.number] * traced.num_prompt_tokens,
+                params=ChoiceParams(max_tokens=max(1, traced.num_output_tokens), ignore_eos=True),
+                block_hashes=list(traced.hashes),
+                arrival_s=now_s,
+            ),
+            now_s,
+        )
+        self._launch(now_s)
+
+    def advance(self) -> Report | None:
+        """Apply the oldest step's result and launch what follows."""
+        step = self._steps.popleft()
+        plan = step.plan
+        result = StepResult(plan.step_id, [0] * sum(plan.samples), elapsed_s=step.end_s - step.start_s)
+        outputs = self.engine.apply(result, step.end_s)
+        self._launch(step.end_s)
+        if not outputs and self._steps:
+            return None
+        return Report(
+            load=self.engine.load(),
+            events=self.engine.drain_cache_events(),
+            begun=[
+                (output.request_id, output.num_cached_tokens)
+                for output in outputs
+                if output.num_cached_tokens is not None
+            ],
+            ended=[output.request_id for output in outputs if output.finish_reason is not None],
+        )
+
+    def _launch(self, now_s: float) -> None:
+        while (plan := self.engine.plan(now_s)) is not None:
+            start_s = max(now_s, self._free_s)
+            self._free_s = start_s + self._duration_s(plan)
+            self._steps.append(_Step(plan, start_s, self._free_s))
+
+    def _duration_s(self, plan: StepPlan) -> float:
+        """Decodes come first in a plan: one token each, of a row that samples."""
+        num_decodes = 0
+        for num_tokens, samples in zip(plan.num_tokens, plan.samples, strict=True):
+            if num_tokens != 1 or not samples:
+                break
+            num_decodes += 1
+        num_prefill = sum(plan.num_tokens[num_decodes:])
+        return self._cost.step_s(num_decodes, num_prefill, sum(plan.starts[:num_decodes]))

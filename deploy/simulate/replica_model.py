@@ -1,0 +1,88 @@
+"""What a simulated replica can do: limits and costs, from a JSON file or one of the built-in ones.
+
+A file may name any of the fields of ``ReplicaModel``; what it leaves out keeps its default:
+
+    {"kind": "engine", "prompt_tokens_per_s": 42000, "base_s": 0.0036, "num_kv_tokens": 400000}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
+from workers.engine.errors import InvalidRequest
+
+
+class ReplicaModel(BaseModel):
+    """Limits and costs of one replica. Frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["engine", "fifo"] = "engine"
+    """``engine``: Shoal's own scheduler and block manager. ``fifo``: the textbook replica of ``FifoReplica``."""
+    prompt_tokens_per_s: float = Field(15_000.0, gt=0)
+    base_s: float = Field(0.008, gt=0)
+    """Of each step."""
+    per_sequence_s: float = Field(0.0001, ge=0)
+    """Of each decoding request in a step."""
+    per_context_token_s: float = Field(0.0, ge=0)
+    """Of each KV token that a step's decoding requests read."""
+    max_num_seqs: int = Field(128, ge=1)
+    max_num_batched_tokens: int = Field(2048, ge=1)
+    num_kv_tokens: int = Field(1_024_000, ge=1)
+    """Tokens that the KV pool holds: 2,000 blocks of 512."""
+    run_ahead: int = Field(1, ge=0)
+    """Steps launched beyond the one awaited; ``engine`` only."""
+
+    @property
+    def cost(self) -> CostModel:
+        """What steps take."""
+        return CostModel(
+            self.base_s, self.per_sequence_s, 1 / self.prompt_tokens_per_s, self.per_context_token_s
+        )
+
+    def num_blocks(self, block_size: int) -> int:
+        """Blocks of a trace's size in the pool."""
+        return max(1, self.num_kv_tokens // block_size)
+
+    def engine_config(self, block_size: int) -> EngineConfig:
+        """The same for the engine, with blocks of a trace's size."""
+        num_blocks = self.num_blocks(block_size)
+        return EngineConfig(
+            max_model_len=num_blocks * block_size,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            run_ahead=self.run_ahead,
+        )
+
+
+BUILT_IN = {"engine": ReplicaModel.model_validate({}), "fifo": ReplicaModel.model_validate({"kind": "fifo"})}
+"""Names that stand for a file; a constant table."""
+
+
+def read_replica_model(name: str) -> ReplicaModel:
+    """The built-in model of this name, or what the file of this name says.
+
+    Raises:
+        InvalidRequest: it is neither, or a field is not what it must be.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    try:
+        return ReplicaModel.model_validate_json(Path(name).read_text())
+    except OSError as error:
+        raise InvalidRequest(
+            f"replica model {name!r} is neither a file nor one of {', '.join(BUILT_IN)}", "replica_model"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise InvalidRequest(
+            f"replica model {name}: {field}: {first['msg'].lower()}", "replica_model"
+        ) from error

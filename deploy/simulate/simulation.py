@@ -1,0 +1,163 @@
+"""The event loop: arrivals and ends of steps, in the order of virtual time.
+
+Nothing waits and nothing is random: one trace and one set of settings give one result, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from deploy.simulate.ingress import SimulatedIngress
+from deploy.simulate.messages import Report, SimulatedRequest
+from deploy.simulate.replica import SimulatedReplica, make_replica
+from deploy.simulate.replica_model import ReplicaModel
+from deploy.simulate.trace import Trace
+from router.placement.policy import Policy
+from router.placement.replica_view import ReplicaShape
+from workers.engine.errors import InvalidRequest
+
+NUM_SAMPLES = 240
+"""Points in time at which loads are noted, over the span of the arrivals."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The story of one request; times are virtual seconds."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    replica: int
+    num_predicted_hit_tokens: int
+    num_cached_tokens: int = 0
+    first_token_s: float | None = None
+    """None: it was refused, as it can never fit."""
+    end_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token."""
+        assert self.first_token_s is not None, "a refused request has no first token"
+        return self.first_token_s - self.arrival_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """What replicas had to do at one moment, by their last reports."""
+
+    time_s: float
+    num_queued_tokens: list[int]
+    num_running: list[int]
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """All that happened."""
+
+    records: list[RequestRecord]
+    samples: list[LoadSample] = field(default_factory=list)
+    num_steps: int = 0
+    num_preemptions: int = 0
+    end_s: float = 0.0
+
+
+class Simulation:
+    """Replicas, ingresses and the clock between them."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        model: ReplicaModel,
+        make_policy: Callable[[], Policy],
+        num_replicas: int,
+        num_ingresses: int = 1,
+    ) -> None:
+        shape = ReplicaShape(
+            block_size=trace.block_size,
+            max_num_seqs=model.max_num_seqs,
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            num_blocks=model.num_blocks(trace.block_size),
+            max_model_len=model.num_kv_tokens,
+        )
+        self.replicas: list[SimulatedReplica] = [
+            make_replica(model, trace.block_size) for _ in range(num_replicas)
+        ]
+        self.ingresses = [SimulatedIngress(make_policy(), shape, num_replicas) for _ in range(num_ingresses)]
+        self._trace = trace
+        self._ends: list[tuple[float, int]] = []
+        """Ends of the steps that run now, by time and replica: a heap."""
+        self._loads = [view.load for view in self.ingresses[0].views]
+        self._result = SimulationResult([])
+
+    def run(self) -> SimulationResult:
+        """Play the trace to the last token."""
+        result = self._result
+        interval_s = self._trace.span_s / NUM_SAMPLES
+        for number, traced in enumerate(self._trace.requests):
+            self._run_until(traced.arrival_s)
+            if not result.samples or traced.arrival_s >= result.samples[-1].time_s + interval_s:
+                self._sample(traced.arrival_s)
+            self._arrive(SimulatedRequest(number, traced))
+        self._run_until(None)
+        result.num_steps = sum(load.num_steps for load in self._loads)
+        result.num_preemptions = sum(load.num_preemptions for load in self._loads)
+        return result
+
+    def _run_until(self, time_s: float | None) -> None:
+        """End all steps that end before ``time_s``, or all there are."""
+        ends = self._ends
+        while ends and (time_s is None or ends[0][0] <= time_s):
+            now_s, number = heappop(ends)
+            replica = self.replicas[number]
+            report = replica.advance()
+            if replica.next_s is not None:
+                heappush(ends, (replica.next_s, number))
+            if report is not None:
+                self._hear(number, report, now_s)
+
+    def _arrive(self, request: SimulatedRequest) -> None:
+        """One ingress after the other takes a request, as behind a load balancer."""
+        traced = request.traced
+        ingress = self.ingresses[request.number % len(self.ingresses)]
+        placement = ingress.place(request)
+        self._result.records.append(
+            RequestRecord(
+                traced.arrival_s,
+                traced.num_prompt_tokens,
+                max(1, traced.num_output_tokens),
+                placement.replica,
+                placement.num_hit_tokens,
+            )
+        )
+        replica = self.replicas[placement.replica]
+        was_idle = replica.next_s is None
+        try:
+            replica.submit(request, traced.arrival_s)
+        except InvalidRequest:
+            ingress.views[placement.replica].settle(request.request_id)
+            return
+        if was_idle and replica.next_s is not None:
+            heappush(self._ends, (replica.next_s, placement.replica))
+
+    def _hear(self, number: int, report: Report, now_s: float) -> None:
+        for ingress in self.ingresses:
+            ingress.hear(number, report)
+        self._loads[number] = report.load
+        records = self._result.records
+        for request_id, num_cached_tokens in report.begun:
+            record = records[int(request_id)]
+            record.first_token_s = now_s
+            record.num_cached_tokens = num_cached_tokens
+        for request_id in report.ended:
+            records[int(request_id)].end_s = now_s
+        self._result.end_s = now_s
+
+    def _sample(self, time_s: float) -> None:
+        loads = self._loads
+        self._result.samples.append(
+            LoadSample(
+                time_s, [load.num_queued_tokens for load in loads], [load.num_running for load in loads]
+            )
+        )
