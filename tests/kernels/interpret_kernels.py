@@ -15,16 +15,50 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from paged_cache import make_cache
 
+from kernels import decode_attention_work as decode_work
+from kernels import decode_prepare as prepare
+from kernels import draw, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import paged_decode_attention as decode
 from kernels import prefill_attention as prefill
-from kernels import rms_norm, rope_kv_write, silu_mul
+from kernels import shared_prefix_attention as shared_prefix
 
 FLOAT_TYPES = (torch.float32, torch.float16)
+
+
+def check_draws() -> None:
+    """The draw and the step's preparation give integers: they must equal their references."""
+    logits = torch.randn(5, 9000) * 2
+    rows, starts = (torch.tensor(x, dtype=torch.int32) for x in ([5, 0, 2, 3, 1], [3, 9, 1, 0, 7]))
+    params = draw.DrawParams(
+        torch.tensor([0.0, 1.0, 0.7, 2.0, 0.3, 1.0]),
+        torch.tensor([1, 2**40, -5, 7, 8, 9]),
+        torch.tensor([0, 1, 0, 0, 2, 1], dtype=torch.int32),
+    )
+    token_ids, drawn = torch.zeros(6, 12, dtype=torch.int32), torch.full((5,), -1, dtype=torch.int32)
+    scratch = torch.empty(draw.draw_scratch_len(5, 9000))
+    draw.draw(logits, params, torch.tensor([4], dtype=torch.int32), rows, starts, token_ids, drawn, scratch)
+    want = draw.draw_ref(logits, params, rows, starts + 1)
+    assert drawn.tolist() == [*want[:4].tolist(), -1]
+    assert token_ids[rows[:4].long(), starts[:4].long() + 1].tolist() == drawn[:4].tolist()
+
+    columns = prepare.DecodeColumns(
+        *(torch.tensor(x, dtype=torch.int32) for x in ([3], [4, 0, 2, 9], [16, 5, 33, 1], [7, -1, -1, 3]))
+    )
+    embedding, token_ids = torch.randn(50, 100), torch.randint(0, 50, (6, 40), dtype=torch.int32)
+    outs = []
+    for run in (prepare.decode_prepare, prepare.decode_prepare_ref):
+        tables = torch.arange(18, dtype=torch.int32).view(6, 3).clone()
+        positions, slots = torch.full((2, 4), 77)
+        hidden = torch.full((4, 100), 9.0)
+        run(columns, token_ids, tables, embedding, 16, positions, slots, hidden)
+        outs.append((tables, positions, slots, hidden))
+    assert all(torch.equal(got, wanted) for got, wanted in zip(*outs, strict=True))
 
 
 def main() -> None:
     """Print ``{case: error}``, the error relative to the reference's largest value."""
     torch.manual_seed(0)
+    check_draws()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())
         for name, got, want in cases()
@@ -39,8 +73,80 @@ def cases() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         yield from rope_cases(dtype)
         yield from decode_cases(dtype)
         yield from prefill_cases(dtype)
+        yield from gemv_cases(dtype)
+        yield from work_cases(dtype)
         x = torch.randn(3, 2 * 123, dtype=dtype)
         yield f"silu_mul {dtype}", silu_mul._launch(x), silu_mul.silu_mul_ref(x)
+
+
+def gemv_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Products of one row; widths that fill a step and that do not."""
+    for width, num_out in ((123, 7), (2048, 4)):
+        x, norm, bias = (torch.randn(n, dtype=dtype) for n in (width, width, num_out))
+        weight = torch.randn(2 * num_out, width, dtype=dtype) * 0.05
+        x, half = x[None], weight[:num_out].contiguous()
+        name = f"{width} {dtype}"
+        got = gemv.norm_linear(x, norm, half, bias, 1e-5)
+        yield f"norm_linear {name}", got, gemv.norm_linear_ref(x, norm, half, bias, 1e-5)
+        got = gemv.norm_gate_up(x, norm, weight, 1e-5)
+        yield f"norm_gate_up {name}", got, gemv.norm_gate_up_ref(x, norm, weight, 1e-5)
+        sum_got = torch.randn(1, num_out, dtype=dtype)
+        sum_want = sum_got.clone()
+        gemv.linear_add(x, half, sum_got)
+        gemv.linear_add_ref(x, half, sum_want)
+        yield f"linear_add {name}", sum_got, sum_want
+
+
+def work_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Decode attention over pieces: three rows share 64 tokens, which are read once; one row shares nothing."""
+    num_kv_heads, group, head_dim, block_size = 1, 3, 64, 16
+    positions = torch.tensor([70, 100, 130, 90], dtype=torch.int32)
+    num_blocks = 4 + sum(int(position) // block_size + 1 for position in positions)
+    cache = torch.randn(num_blocks, 2, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    tables = torch.zeros(4, 9, dtype=torch.int32)
+    free = torch.randperm(num_blocks).tolist()
+    shared_blocks = [free.pop() for _ in range(4)]
+    for row, position in enumerate(positions.tolist()):
+        blocks = [*shared_blocks] if row < 3 else []
+        blocks += [free.pop() for _ in range(position // block_size + 1 - len(blocks))]
+        tables[row, : len(blocks)] = torch.tensor(blocks)
+    # token, row, start, end, slot, first slot, own slots, all slots
+    items = [
+        [0, 0, 64, 96, 0, 0, 1, 2],
+        [1, 1, 64, 128, 2, 2, 1, 2],
+        [2, 2, 64, 96, 4, 4, 2, 3],
+        [2, 2, 96, 160, 5, 4, 2, 3],
+        [3, 3, 0, 96, 7, 7, 1, 1],
+    ]
+    ints = {
+        name: torch.tensor(values, dtype=torch.int32)
+        for name, values in {
+            "items": items,
+            "shares": [0, 3, 5],
+            "shared": [[0, 3, 0, 0, 64, 0, 0, 0]],
+            "count": [1],
+            "members": [0, 1, 2],
+            "first_slots": [1, 3, 6, 0],
+        }.items()
+    }
+    work = decode_work.DecodeWork(
+        ints["items"],
+        ints["shares"],
+        positions,
+        torch.full((8, 3, head_dim), float("nan")),
+        torch.full((8, 3), float("nan")),
+        torch.zeros(4, dtype=torch.int32),
+    )
+    shared = shared_prefix.SharedWork(ints["shared"], ints["count"], ints["members"], ints["first_slots"], 2)
+    q = torch.randn(4, group, head_dim, dtype=dtype)
+    scale = head_dim**-0.5
+    attention = decode_work.DecodeAttention(tables, work, shared)
+    got = decode_work.decode_attention(q, cache, 1, attention, scale)
+    want = decode_work.decode_attention_over_work_ref(
+        q, cache, 1, tables, torch.arange(4), positions + 1, scale
+    )
+    yield f"decode over work {dtype}", got, want
+    assert not work.counters.any(), "counters are left at zero"
 
 
 def norm_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -10,13 +10,17 @@ import torch
 
 from kernels import gemv
 from kernels.decode_attention_work import (
+    DecodeAttention,
     DecodeWork,
+    decode_attention,
     decode_attention_over_work,
     decode_attention_over_work_ref,
 )
 from kernels.decode_prepare import DecodeColumns, decode_prepare, decode_prepare_ref
 from kernels.draw import DrawParams, draw, draw_ref, draw_scratch_len
+from kernels.shared_prefix_attention import SharedWork, members_a_piece
 from workers.model.attention_work import TILE, cut_contexts
+from workers.model.shared_prefixes import SharedPrefixes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,6 +127,55 @@ def _check_work(make_cache, dtype, head_dim, block_size, group, lens, is_determi
         assert_close(got, want, dtype)
         assert not work.counters.any()
         work.partial.fill_(float("nan"))
+
+
+@dtypes
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (80, 1), (128, 4), (128, 2)])
+def test_shared_prefixes_change_nothing(dtype: torch.dtype, head_dim: int, group: int) -> None:
+    block_size, num_kv_heads, num_rows, num_shared = 16, 2, 50, 40
+    generator = np.random.default_rng(0)
+    starts = generator.integers(700, 1000, num_rows).astype(np.int32)
+    tables = generator.permutation(num_rows * 64).astype(np.int32).reshape(num_rows, 64)
+    tables[:45, :num_shared] = tables[0, :num_shared]
+    rows = generator.permutation(num_rows).astype(np.int32)
+    found = SharedPrefixes(block_size, num_kv_heads, members_a_piece(group)).find(rows, starts, tables)
+    assert found is not None
+    cut = cut_contexts(rows, starts.astype(np.int64) // TILE + 1, 49, shared=found.pieces)
+    num_heads, num_slots = num_kv_heads * group, int((cut.items[:, 5] + cut.items[:, 7]).max())
+    cuda = {
+        name: torch.from_numpy(array).cuda()
+        for name, array in {
+            "items": cut.items,
+            "shares": cut.shares,
+            "starts": starts,
+            "tables": tables,
+            "rows": rows,
+            "shared": found.items,
+            "count": np.array([len(found.items)], dtype=np.int32),
+            "members": found.members,
+            "slots": cut.first_shared_slots,
+        }.items()
+    }
+    work = DecodeWork(
+        cuda["items"],
+        cuda["shares"],
+        cuda["starts"],
+        torch.full((num_slots, num_heads, head_dim), float("nan"), device="cuda"),
+        torch.full((num_slots, num_heads), float("nan"), device="cuda"),
+        torch.zeros(num_rows * num_kv_heads, dtype=torch.int32, device="cuda"),
+    )
+    shared = SharedWork(cuda["shared"], cuda["count"], cuda["members"], cuda["slots"], 264)
+    cache = randn(num_rows * 64, 2, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    q = randn(num_rows, num_heads, head_dim, dtype=dtype)
+    scale = head_dim**-0.5
+
+    got = decode_attention(q, cache, 1, DecodeAttention(cuda["tables"], work, shared), scale)
+
+    lens = cuda["starts"] + 1
+    want = decode_attention_over_work_ref(
+        q.float(), cache.float(), 1, cuda["tables"], cuda["rows"], lens, scale
+    )
+    assert_close(got, want, dtype)
 
 
 @dtypes

@@ -16,9 +16,6 @@ from kernels.decode_attention_work import DecodeAttention
 from workers.engine.plan import NewRow, StepPlan
 from workers.model.step_inputs import StepInputs
 
-_LONG_PROMPT_TOKENS = 4096
-"""From which on torch's attention makes up for gathering keys and values (H200: 612 against 370 TFLOP/s at 8000)."""
-
 
 class Batch:
     """Token ids and block tables of all rows."""
@@ -120,12 +117,6 @@ class Batch:
             prefill_context_lens=lens[num_decodes:],
             sample_tokens=sample_tokens_,
             decode_work=decode_work,
-            is_whole_prompt=(
-                decode_work is not None
-                and num_rows == 1
-                and plan.starts[0] == 0
-                and num_tokens >= _LONG_PROMPT_TOKENS
-            ),
         )
 
     def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:

@@ -180,9 +180,7 @@ class LlamaDecoder:
         out = torch.empty_like(q)
         if inputs.num_decodes:
             decode_attention(q, kv_cache, index, work, self.scale, out)
-        if inputs.is_whole_prompt:
-            _attend_whole_prompt(q, kv_cache[:, index], inputs.prefill_block_tables[0], self.scale, out)
-        elif inputs.num_decodes < inputs.num_tokens:
+        if inputs.num_decodes < inputs.num_tokens:
             prefill_attention(
                 q,
                 kv_cache,
@@ -194,17 +192,6 @@ class LlamaDecoder:
                 out,
             )
         return out
-
-
-def _attend_whole_prompt(q: Tensor, kv_layer: Tensor, block_table: Tensor, scale: float, out: Tensor) -> None:
-    """Causal attention of one prompt to itself by torch's kernel, over keys and values gathered from the cache."""
-    num_tokens, _, head_dim = q.shape
-    held = kv_layer.index_select(0, block_table).permute(1, 2, 0, 3, 4)
-    keys, values = held.reshape(2, 1, held.shape[1], -1, head_dim)[:, :, :, :num_tokens]
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0), keys, values, is_causal=True, scale=scale, enable_gqa=True
-    )
-    out.copy_(attended[0].transpose(0, 1))
 
 
 class _ShardLoader:

@@ -37,9 +37,6 @@ class StepInputs:
     decode_work: DecodeAttention | None = None
     """How the decoding rows' attention is cut, on CUDA; None: by the tables and lengths above."""
 
-    is_whole_prompt: bool = False
-    """True for a step of one long prompt from its first token to its last: torch has a faster attention for that."""
-
     @property
     def num_tokens(self) -> int:
         """Tokens computed, without padding."""
