@@ -68,7 +68,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 def test_a_pickled_checkpoint_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
 
-    with pytest.raises(UnknownModel, match="must be a .gguf file"):
+    with pytest.raises(UnknownModel, match=r"must be a \.gguf file"):
         resolve_model(str(tmp_path / "pytorch_model.bin"), offline(tmp_path))
 
 
@@ -105,11 +105,18 @@ class Hub(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         if self.path.startswith(f"/api/models/{source_module._DEMO_HUB_ID}"):
             siblings = [{"rfilename": name} for name in self.files]
-            body = json.dumps({"id": source_module._DEMO_HUB_ID, "sha": COMMIT, "siblings": siblings}).encode()
+            body = json.dumps(
+                {"id": source_module._DEMO_HUB_ID, "sha": COMMIT, "siblings": siblings}
+            ).encode()
             if "/tree/" in self.path:
                 body = json.dumps(
                     [
-                        {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                        {
+                            "type": "file",
+                            "path": name,
+                            "size": len(data),
+                            "oid": hashlib.sha1(data).hexdigest(),
+                        }
                         for name, data in self.files.items()
                     ]
                 ).encode()
