@@ -40,7 +40,7 @@ class CudaRank(Rank):
 
     def __init__(self, config: RankConfig) -> None:
         """See ``Rank``."""
-        super().__init__(replace(config, device=_with_index(config.device)))
+        super().__init__(replace(config, device=_with_index(config.device, config.tp_rank)))
         self._queue: deque[_Launched] = deque()
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
@@ -238,9 +238,9 @@ def make_rank(config: RankConfig) -> Rank:
     return CudaRank(config) if config.device.startswith("cuda") else Rank(config)
 
 
-def _with_index(device: str) -> str:
-    """ "cuda" is the current one: torch wants its number."""
-    return device if ":" in device else f"{device}:{torch.cuda.current_device()}"
+def _with_index(device: str, tp_rank: int) -> str:
+    """torch wants the number of "cuda": ranks that see several devices take one each."""
+    return device if ":" in device else f"{device}:{tp_rank % max(torch.cuda.device_count(), 1)}"
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
