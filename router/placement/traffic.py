@@ -9,6 +9,11 @@ from __future__ import annotations
 
 MEMORY = 256
 """Placements over which figures are averaged; the first ones count by their number."""
+LATE_SHARE = 0.985
+"""Share of requests that start before one counts as late: a little short of the 99th percentile, by which
+services are judged."""
+LATE_STEP = 0.25
+"""How far the bound of lateness moves with one placement, in mean work."""
 MOST_BUSY = 0.9
 """Utilization taken for the worst: beyond it the formulas of a steady state say nothing."""
 
@@ -16,13 +21,19 @@ MOST_BUSY = 0.9
 class Traffic:
     """Running averages over the last placements."""
 
-    __slots__ = ("_busy_share", "_hit_share", "_num_placed", "_work_s")
+    __slots__ = ("_busy_share", "_hit_share", "_late_s", "_num_placed", "_work_s")
 
     def __init__(self) -> None:
         self._num_placed = 0
         self._busy_share = 0.0
         self._hit_share = 0.0
         self._work_s = 0.0
+        self._late_s = 0.0
+
+    @property
+    def late_s(self) -> float:
+        """Start that ``LATE_SHARE`` of the requests beat (stochastic approximation, Robbins & Monro 1951)."""
+        return self._late_s
 
     @property
     def hit_share(self) -> float:
@@ -44,16 +55,19 @@ class Traffic:
         """How often a token that was computed is found again before it is evicted, on average."""
         return self._hit_share / max(1 - self._hit_share, 1 - MOST_BUSY)
 
-    def note(self, busy_share: float, work_s: float, hit_share: float) -> None:
+    def note(self, busy_share: float, start_s: float, work_s: float, hit_share: float) -> None:
         """Take in one placement.
 
         Args:
             busy_share: of the replicas, those that had prefill work when the request came.
-            work_s: to compute the request where it went.
+            start_s: predicted, where it went.
+            work_s: to compute the request there.
             hit_share: of the request's tokens, those cached where it went.
         """
         self._num_placed += 1
         rate = 1 / min(self._num_placed, MEMORY)
+        is_late = start_s > self._late_s
+        self._late_s += LATE_STEP * self._work_s * (LATE_SHARE - (not is_late))
         self._busy_share += rate * (busy_share - self._busy_share)
         self._work_s += rate * (work_s - self._work_s)
         self._hit_share += rate * (hit_share - self._hit_share)
