@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from deploy.bench.cli import app as bench
 from deploy.console import console, print_error
+from deploy.simulate.cli import simulate
 from workers.engine.errors import ShoalError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
+app.command()(simulate)
 
 ModelArgument = Annotated[
     str | None,

@@ -62,7 +62,10 @@ class PrefixPolicy:
             busy_share=sum(candidate.view.is_prefilling for candidate in candidates) / len(candidates),
             start_s=forecasts[best].start_s,
             work_s=forecasts[best].work_s,
-            hit_share=candidates[best].num_hit_tokens / max(1, num_tokens),
+            totals=(
+                sum(candidate.view.load.num_prompt_tokens for candidate in candidates),
+                sum(candidate.view.load.num_cached_tokens for candidate in candidates),
+            ),
         )
         return ranked
 
