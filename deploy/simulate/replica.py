@@ -30,7 +30,7 @@ class SimulatedReplica(Protocol):
         """Take up a request.
 
         Raises:
-            InvalidRequest: it can never be served; nothing has changed.
+            UserError: it can never be served; nothing has changed.
         """
         ...
 

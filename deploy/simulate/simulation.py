@@ -16,7 +16,7 @@ from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.trace import Trace
 from router.placement.policy import Policy
 from router.placement.replica_view import ReplicaShape
-from workers.engine.errors import InvalidRequest
+from workers.engine.errors import UserError
 
 NUM_SAMPLES = 240
 """Points in time at which loads are noted, over the span of the arrivals."""
@@ -135,7 +135,7 @@ class Simulation:
         was_idle = replica.next_s is None
         try:
             replica.submit(request, traced.arrival_s)
-        except InvalidRequest:
+        except UserError:
             ingress.views[placement.replica].settle(request.request_id)
             return
         if was_idle and replica.next_s is not None:

@@ -1,0 +1,124 @@
+"""Traces: two formats, ticks, and errors that say where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.simulate.replica_model import BUILT_IN, read_replica_model
+from deploy.simulate.trace import Trace, TraceRequest, read_trace, write_trace
+from workers.engine.errors import InvalidRequest
+
+
+def mooncake(path: Path, *rows: tuple[int, int, list[int]]) -> Path:
+    lines = [
+        json.dumps({"timestamp": at_ms, "input_length": length, "output_length": 7, "hash_ids": ids})
+        for at_ms, length, ids in rows
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_mooncake_id_names_a_full_block_and_a_partial_tail_has_no_hash(tmp_path) -> None:
+    trace = read_trace(mooncake(tmp_path / "t.jsonl", (0, 1100, [0, 5, 9]), (1500, 1024, [0, 5])))
+
+    first, second = trace.requests
+    assert (trace.block_size, first.num_prompt_tokens, first.num_output_tokens) == (512, 1100, 7)
+    assert len(first.hashes) == 2
+    assert first.hashes == second.hashes
+    assert second.arrival_s == 1.5
+
+
+def test_requests_stamped_in_ticks_are_spread_over_them(tmp_path) -> None:
+    rows = [(at_ms, 10, [at_ms]) for at_ms in (0, 0, 0, 3000, 3000, 3000)]
+
+    trace = read_trace(mooncake(tmp_path / "t.jsonl", *rows))
+
+    assert [one.arrival_s for one in trace.requests] == pytest.approx([0, 1, 2, 3, 4, 5])
+
+
+def test_a_few_equal_arrival_times_are_left_alone(tmp_path) -> None:
+    rows = [(at_ms, 10, [at_ms]) for at_ms in (0, 0, 300, 450, 900)]
+
+    trace = read_trace(mooncake(tmp_path / "t.jsonl", *rows))
+
+    assert [one.arrival_s for one in trace.requests] == [0, 0, 0.3, 0.45, 0.9]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_our_own_format_comes_back_as_it_was_written(tmp_path, name: str) -> None:
+    hashes = [bytes([i]) * 16 for i in range(2)]
+    trace = Trace(16, [TraceRequest(0.25, 40, 12, hashes), TraceRequest(0.5, 3, 1, [])])
+
+    write_trace(tmp_path / name, trace)
+
+    assert read_trace(tmp_path / name) == trace
+
+
+def test_a_trace_can_be_cut_and_played_faster() -> None:
+    trace = Trace(16, [TraceRequest(float(i), 3, 1, []) for i in range(4)])
+
+    assert [one.arrival_s for one in trace.first(3).at_rate(2.0).requests] == [0, 0.5, 1]
+    assert trace.span_s == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "line 1: JSONDecodeError"),
+        ('{"timestamp": 0}', "line 1: KeyError: 'input_length'"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "lengths and blocks"),
+        ('{"format": "shoal-trace", "version": 2, "block_size": 16}', "version 2 is not 1"),
+        ("[]", "line 1: AttributeError"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, content: str, said: str) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+
+    with pytest.raises(InvalidRequest, match=said):
+        read_trace(tmp_path / "t.jsonl")
+
+
+def test_what_is_no_file_and_no_archive_is_said(tmp_path) -> None:
+    (tmp_path / "t.gz").write_text("plain")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b'{"timestamp": 0}' * 99)[:-20])
+
+    for name in ("none.jsonl", "t.gz", "cut.gz"):
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            read_trace(tmp_path / name)
+
+
+def test_a_replica_model_keeps_defaults_for_what_its_file_leaves_out(tmp_path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text('{"prompt_tokens_per_s": 40000, "num_kv_tokens": 4096}')
+
+    model = read_replica_model(str(path))
+
+    assert model.cost.per_token_s == 1 / 40_000
+    assert model.num_blocks(16) == 256
+    assert model.base_s == BUILT_IN["engine"].base_s
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"kind": "magic"}', "kind"),
+        ('{"speed": 3}', "speed"),
+        ('{"base_s": 0}', "base_s"),
+        ("{", "the file"),
+    ],
+)
+def test_a_bad_replica_model_is_refused_with_its_field(tmp_path, content: str, said: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(content)
+
+    with pytest.raises(InvalidRequest, match=said):
+        read_replica_model(str(path))
+
+
+def test_an_unknown_replica_model_names_the_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match="engine, fifo"):
+        read_replica_model("none.json")
