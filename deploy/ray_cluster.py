@@ -52,7 +52,6 @@ def start_ray(
     port: int,
     num_cpus: int,
     haproxy: bool,
-    log_level: str = "warning",
     serve_options: dict[str, Any] | None = None,
 ) -> RayCluster:
     """Start Ray and Serve for an endpoint on ``host:port``.
@@ -76,7 +75,7 @@ def start_ray(
         )
     runtime = Runtime.of_port(port)
     runtime.create()
-    _set_environment(runtime, host, port, haproxy, log_level)
+    _set_environment(runtime, host, port, haproxy)
     reaper = start_reaper(runtime)
     cluster = RayCluster(runtime, reaper)
     try:
@@ -109,7 +108,7 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port}, **serve_options)
 
 
-def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_level: str) -> None:
+def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> None:
     ports = find_free_ports("127.0.0.1", 3 + _NUM_INGRESS_PORTS, _INTERNAL_PORTS_FROM + port % 1000)
     # The replicas' HTTP ports are one range to Ray; gaps in it are skipped by Ray itself.
     values = {
@@ -121,7 +120,7 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 lets anything else on the machine go before
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -154,7 +153,6 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool, log_
             os.environ[name] = value
         else:
             os.environ.setdefault(name, value)
-    del log_level
 
 
 _OVERRIDABLE = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}

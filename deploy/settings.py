@@ -65,7 +65,6 @@ class ServeSettings(BaseSettings):
     hub_endpoint: str | None = None
     """None: ``HF_ENDPOINT``, else the Hugging Face hub."""
     offline: bool = False
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     scripted: bool = False
     """Serve tokens by formula instead of a model, to measure everything else."""
     scripted_step_s: float = Field(0.0, ge=0)
