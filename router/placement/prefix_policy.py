@@ -32,8 +32,9 @@ from math import inf
 from router.placement.candidate import Candidate, Forecast, Ranked, forecast, rendezvous
 from router.placement.traffic import Traffic
 
-NEARLY_EQUAL = 0.05
-"""Costs within this share of the least count as equal; on recorded traffic 0 to 0.1 give the same times."""
+NEARLY_EQUAL = 0.02
+"""Costs count as equal if they differ by less than this share of the predicted start; on recorded traffic 0 to
+0.1 give the same times."""
 LATE_WEIGHT = 20.0
 """Cost of a second beyond the bound of lateness; on recorded traffic 10 to 50 give the same times."""
 
@@ -54,7 +55,8 @@ class PrefixPolicy:
         costs = [
             self._cost_s(one, second if one.wait_s <= least else least, len(candidates)) for one in forecasts
         ]
-        limit = min(costs) * (1 + NEARLY_EQUAL)
+        cheapest = min(range(len(costs)), key=costs.__getitem__)
+        limit = costs[cheapest] + NEARLY_EQUAL * forecasts[cheapest].start_s
         order = sorted(range(len(costs)), key=lambda i: _place(costs[i], limit, key, candidates[i]))
         ranked = [Ranked(candidates[i], costs[i]) for i in order]
         best = order[0]
