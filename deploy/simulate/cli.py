@@ -22,7 +22,6 @@ SHOWN = {
     "ttft_p50_s": "p50",
     "ttft_p99_s": "p99",
     "tpot_mean_s": "TPOT",
-    "num_preemptions": "preempted",
     "cpu_s": "CPU",
 }
 """Figures in the table, and their headings; seconds all."""
@@ -92,7 +91,7 @@ def simulate(
 def _show(title: str, figures: list[dict[str, Any]]) -> None:
     table = Table("policy", *SHOWN.values(), title=title)
     for one in figures:
-        table.add_row(one["policy"], *(str(one[name]) for name in SHOWN))
+        table.add_row(one["policy"], *(f"{one[name]:.4g}" for name in SHOWN))
     console.print(table)
 
 
