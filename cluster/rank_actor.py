@@ -6,7 +6,9 @@ Ray places and supervises; no Ray call is made per step. The actor belongs to it
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,7 +38,12 @@ class RankActor:
         return os.getpid()
 
     def rendezvous_address(self, host: str) -> str:
-        """A free address on this rank's host, where the ranks can meet (asked of rank 0)."""
+        """Where the ranks of a group can meet (asked of rank 0).
+
+        On loopback a file: torch's TCP store would listen on every interface, whatever address it is given.
+        """
+        if host.startswith("127.") or host in ("localhost", "::1"):
+            return f"file://{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"
         with socket.socket() as probe:
             probe.bind((host, 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"

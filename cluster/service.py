@@ -104,6 +104,8 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         self._num_attached += 1
         stream = _Stream(self._num_attached)
         stream.put(pb.ReplicaMessage(hello=self._hello))
+        # An idle replica makes no steps: without its load now it would be judged by a guess of what steps cost.
+        stream.put(pb.ReplicaMessage(step=pb.Step(load=wire.load_to_wire(self.load))))
         if self._draining is not None:
             stream.put(pb.ReplicaMessage(draining=self._draining))
         self._streams[stream.number] = stream

@@ -47,7 +47,7 @@ def build_model_application(
         placement_group_strategy=placement.strategy,
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=2.0,
-        health_check_timeout_s=30.0,
+        health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.drain_timeout_s + 10.0,
         graceful_shutdown_wait_loop_s=0.5,
         request_router_config=RequestRouterConfig(

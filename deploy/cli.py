@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -35,46 +36,63 @@ ModelArgument = Annotated[
 def serve(
     model: ModelArgument = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    host: Annotated[str | None, typer.Option(help="Interface of every socket. [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. [8000]")] = None,
+    host: Annotated[str | None, typer.Option(help="Interface of every socket. (default: 127.0.0.1)")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. (default: 8000)")] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="Copies of the model, each with its own engine. [2]")
+        int | None, typer.Option(help="Copies of the model, each with its own engine. (default: 2)")
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
-        typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share one replica's model. [1]"),
+        typer.Option(
+            "--tensor-parallel-size", "-tp", help="Ranks that share one replica's model. (default: 1)"
+        ),
     ] = None,
-    ingress_replicas: Annotated[int | None, typer.Option(help="HTTP processes. [1]")] = None,
+    ingress_replicas: Annotated[int | None, typer.Option(help="HTTP processes. (default: 1)")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests in a step. [64]")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens in a step. [1024]")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. [16]")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Most requests in a step. (CPU 64, GPU 256)")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens in a step. (CPU 1024, GPU 16384)")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. (default: 16)")
+    ] = None,
     enable_prefix_caching: Annotated[
-        bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="[on]")
+        bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="(default: on)")
     ] = None,
     num_gpu_blocks_override: Annotated[int | None, typer.Option(help="KV blocks of a rank.")] = None,
     kv_cache_gib: Annotated[float | None, typer.Option(help="KV memory of a rank on a CPU, GiB.")] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of GPU memory to use. [0.9]")
+        float | None, typer.Option(help="Share of GPU memory to use. (default: 0.9)")
     ] = None,
-    load_format: Annotated[str | None, typer.Option(help="auto, gguf, safetensors or dummy. [auto]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. [auto]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of dummy weights. [0]")] = None,
-    cpu_threads: Annotated[int | None, typer.Option(help="Threads of a rank on a CPU. [its share]")] = None,
-    policy: Annotated[str | None, typer.Option(help="How the router places requests.")] = None,
+    load_format: Annotated[
+        str | None, typer.Option(help="auto, gguf, safetensors or dummy. (default: auto)")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16. (default: auto)")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of dummy weights. (default: 0)")] = None,
+    cpu_threads: Annotated[
+        int | None, typer.Option(help="Threads of a rank on a CPU. (default: its share)")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="How requests are placed: prefix (default), least-load, ..."),
+    ] = None,
     stall_timeout_s: Annotated[
-        float | None, typer.Option(help="Without a step while work waits. [60]")
+        float | None, typer.Option(help="Without a step while work waits. (default: 60)")
     ] = None,
     drain_timeout_s: Annotated[
-        float | None, typer.Option(help="For requests of a replica that leaves. [60]")
+        float | None, typer.Option(help="For requests of a replica that leaves. (default: 60)")
     ] = None,
     replica_wait_s: Annotated[
-        float | None, typer.Option(help="A request waits for a replica where none is there. [120]")
+        float | None, typer.Option(help="A request waits for a replica where none is there. (default: 120)")
     ] = None,
     haproxy: Annotated[
         bool | None,
-        typer.Option("--haproxy/--no-haproxy", help="HAProxy before the ingress. [on Linux: yes]"),
+        typer.Option("--haproxy/--no-haproxy", help="HAProxy before the ingress. (default: on, on Linux)"),
     ] = None,
     cache_dir: Annotated[Path | None, typer.Option(help="Where the demo model is kept.")] = None,
     offline: Annotated[
@@ -107,12 +125,14 @@ def serve(
             console.print("Stopping …")
             cluster.stop()
             console.print("Stopped; no process is left.")
+    if cluster is None:
+        raise typer.Exit(130)  # as shells report an interrupted command
 
 
 @app.command()
 def chat(
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str | None, typer.Option(help="Which model. [the first served]")] = None,
+    model: Annotated[str | None, typer.Option(help="Which model. (default: the first served)")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
@@ -132,7 +152,7 @@ def chat(
 def generate(
     prompt: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     model: Annotated[
-        str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")
+        str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
     ] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
@@ -163,8 +183,8 @@ def generate(
     llm.close()
 
 
-class _Interrupted(Exception):
-    """Ctrl-C or SIGTERM while starting."""
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM; no Exception, so that nothing on the way takes it for a failure."""
 
 
 def _stop_on_signals(stopped: threading.Event) -> None:
@@ -189,7 +209,7 @@ def _print_ready(url: str, model: str) -> None:
         ),
         soft_wrap=True,
     )
-    console.print(f"  shoal chat --url {url}/v1\n")
+    console.print(f"  {sys.argv[0]} chat --url {url}/v1\n", soft_wrap=True)
 
 
 def main() -> None:

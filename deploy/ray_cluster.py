@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import sys
 from dataclasses import dataclass
@@ -66,9 +67,13 @@ def start_ray(
         StartError: the port is taken, or Ray does not come up.
     """
     assert "ray" not in sys.modules, "Ray reads its environment when imported, so it is set before"
-    for leftover in Runtime.leftovers(port):
+    for leftover in Runtime.leftovers():
         leftover.sweep(grace_s=1.0)
         leftover.remove()
+    if not port_is_free(host, 0):
+        raise StartError(
+            f"--host {host} is no address of this machine: use 127.0.0.1, or 0.0.0.0 for all of them"
+        )
     if not port_is_free(host, port):
         raise StartError(
             f"port {port} on {host} is in use: stop what listens there or choose another with --port"
@@ -101,7 +106,9 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
         configure_logging=True,
         object_store_memory=128 << 20,  # requests do not pass through the object store
         runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},
-        _temp_dir=str(runtime.folder),
+        _temp_dir=str(
+            runtime.folder / "ray"
+        ),  # Ray opens it to everybody; the folder around it stays private
         _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -117,6 +124,7 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> N
             [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
         HOST_VARIABLE: host,
+        "TMPDIR": str(runtime.folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -161,7 +169,7 @@ _OVERRIDABLE = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
 def last_line(error: object) -> str:
     """What a traceback in text form ends with, which is what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return re.sub(r"^(\w+\.)+\w+: ", "", lines[-1]) if lines else type(error).__name__
 
 
 def _is_loopback(host: str) -> bool:

@@ -40,11 +40,11 @@ class Runtime:
         return Runtime(_BASE / f"shoal-{port}-{pid}")
 
     @staticmethod
-    def leftovers(port: int) -> list[Runtime]:
-        """Clusters on ``port`` whose driver has ended without cleaning up."""
+    def leftovers() -> list[Runtime]:
+        """This user's clusters whose driver has ended without cleaning up."""
         return [
             Runtime(folder)
-            for folder in _BASE.glob(f"shoal-{port}-*")
+            for folder in _BASE.glob("shoal-[0-9]*-[0-9]*")
             if folder.stat().st_uid == os.getuid()
             and not psutil.pid_exists(int(folder.name.rsplit("-", 1)[1]))
         ]

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from deploy.bench.report import environment, write_result
 from deploy.console import console
+from workers.engine.errors import InvalidRequest
 
 app = typer.Typer(
     help="Measure this machine; results as a table and, with --json, as a file.", no_args_is_help=True
@@ -21,7 +22,9 @@ app = typer.Typer(
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
 
-ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file or a hub id. [the demo model]")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
+]
 MaxNumSeqsOption = Annotated[int, typer.Option(help="Most requests in a step.")]
 MaxModelLenOption = Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")]
 MaxTokensOption = Annotated[
@@ -70,8 +73,8 @@ def throughput(
     llm = LLM(**settings, skip_tokenizer_init=True)
     result["start_s"] = round(time.perf_counter() - started_s, 2)
     workloads = [
-        Workload(int(count), input_len, output_len, shared_len, spread, temperature)
-        for count in num_prompts.split(",")
+        Workload(count, input_len, output_len, shared_len, spread, temperature)
+        for count in _numbers(num_prompts, "num_prompts")
     ]
     result["workloads"] = [asdict(one) for one in workloads]
     result["runs"] = [asdict(one) for one in measure_all(llm, workloads, llm.vocab_size, repeats)]
@@ -108,11 +111,11 @@ def latency(
     }
     result: dict[str, Any] = {"bench": "latency", "environment": environment(), "settings": settings}
     llm = LLM(**settings, skip_tokenizer_init=True)
-    sizes = [int(size) for size in batch_sizes.split(",")]
+    sizes = _numbers(batch_sizes, "batch_sizes")
     result["runs"] = [
         asdict(one)
-        for length in input_len.split(",")
-        for one in measure_steps(llm, sizes, int(length), num_steps, llm.vocab_size, repeats)
+        for length in _numbers(input_len, "input_len")
+        for one in measure_steps(llm, sizes, length, num_steps, llm.vocab_size, repeats)
     ]
     _show("latency", result["runs"])
     write_result(json_path, result)
@@ -145,7 +148,7 @@ def kernels(
 @app.command()
 def http(
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str | None, typer.Option(help="[the first served]")] = None,
+    model: Annotated[str | None, typer.Option(help="(default: the first served)")] = None,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,32",
     requests_per_stream: Annotated[int, typer.Option()] = 8,
     input_len: Annotated[int, typer.Option()] = 64,
@@ -159,7 +162,7 @@ def http(
 
     name = model or Client(url).first_model()
     result: dict[str, Any] = {"bench": "http", "environment": environment(), "runs": []}
-    for count in (int(one) for one in streams.split(",")):
+    for count in _numbers(streams, "streams"):
         asyncio.run(run_load(LoadPlan(url, name, count, 1, input_len, output_len)))  # warm-up
         before = CpuTimes.now()
         found = asyncio.run(run_load(LoadPlan(url, name, count, requests_per_stream, input_len, output_len)))
@@ -168,6 +171,15 @@ def http(
     _show("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])
     _show("CPU microseconds a token, by process", [run["cpu_us_per_token"] for run in result["runs"]])
     write_result(json_path, result)
+
+
+def _numbers(text: str, param: str) -> list[int]:
+    """Whole numbers separated by commas, each at least 1."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        flag = param.replace("_", "-")
+        raise InvalidRequest(f"--{flag} is {text!r}: give whole numbers from 1, separated by commas", param)
+    return [int(part) for part in parts]
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:

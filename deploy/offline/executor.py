@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
+import secrets
 import sys
 import tempfile
 from dataclasses import replace
@@ -119,6 +119,5 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
 
 
 def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    """Where the ranks meet: a file, since torch's TCP store would listen on every interface."""
+    return f"file://{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"

@@ -61,6 +61,12 @@ class Peer:
             if message.WhichOneof("kind") == kind:
                 return getattr(message, kind)
 
+    async def outputs(self) -> Any:
+        """Of the next step that has any."""
+        while not (outputs := (await self.read("step")).outputs):
+            pass
+        return outputs
+
 
 @asynccontextmanager
 async def replica() -> AsyncIterator[tuple[ReplicaService, NotingBrain, str]]:
@@ -89,6 +95,17 @@ async def test_an_ingress_is_greeted_and_given_the_cache() -> None:
         await peer.channel.close()
 
 
+async def test_an_ingress_learns_the_load_of_an_idle_replica_at_once() -> None:
+    async with replica() as (service, _, address):
+        service.load = Load(0, 0, 0, 5, 8, 0, 0.0, 0, 0, 0, 0, 0, CostModel(base_s=0.5))
+        peer = Peer(address)
+
+        load = (await peer.read("step")).load
+
+        assert (load.num_free_blocks, load.base_s) == (5, 0.5)
+        await peer.channel.close()
+
+
 async def test_each_ingress_gets_its_own_tokens_under_its_own_ids() -> None:
     async with replica() as (service, brain, address):
         one, two = Peer(address), Peer(address)
@@ -101,7 +118,7 @@ async def test_each_ingress_gets_its_own_tokens_under_its_own_ids() -> None:
         service.on_update(step(TokenOutput(first.request_id, [7]), TokenOutput(second.request_id, [8])))
 
         for peer, token_id in ((one, 7), (two, 8)):
-            outputs = (await peer.read("step")).outputs
+            outputs = await peer.outputs()
             assert [(output.request_id, list(output.token_ids)) for output in outputs] == [
                 ("same id", [token_id])
             ]
@@ -144,7 +161,7 @@ async def test_a_malformed_request_is_answered_and_the_stream_goes_on() -> None:
         bad.params.temperature = float("inf")
 
         await peer.send(submit=bad)
-        output = (await peer.read("step")).outputs[0]
+        output = (await peer.outputs())[0]
         await peer.submit("good")
 
         assert (output.request_id, output.error_param, output.is_user_error) == ("bad", "temperature", True)
@@ -163,7 +180,7 @@ async def test_draining_waits_for_requests_and_then_ends_the_streams() -> None:
         service.on_update(step(TokenOutput(request.request_id, [7], FinishReason.LENGTH)))
 
         assert await draining is True
-        assert (await peer.read("step")).outputs[0].finish_reason == "length"
+        assert (await peer.outputs())[0].finish_reason == "length"
         assert await peer.call.read() is grpc.aio.EOF
 
 
@@ -176,4 +193,4 @@ async def test_a_drain_out_of_time_ends_the_streams_of_unfinished_requests() -> 
         assert await service.drain(timeout_s=0.01) is False
 
         with pytest.raises(AssertionError, match="the stream ended"):
-            await peer.read("step")
+            await peer.outputs()
