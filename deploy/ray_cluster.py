@@ -157,10 +157,10 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> N
             "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         }
     for name, value in values.items():
-        if name.startswith("RAY_SERVE_HAPROXY") or name not in _OVERRIDABLE:
-            os.environ[name] = value
-        else:
+        if name in _OVERRIDABLE:
             os.environ.setdefault(name, value)
+        else:
+            os.environ[name] = value
 
 
 _OVERRIDABLE = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
