@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from router.config import Limits, Timeouts
 from router.journal import Journal
 from router.membership import Members, Membership
-from router.placement.policy import KEY_BLOCKS, Candidate, Policy
+from router.placement.candidate import make_candidate, sibling_key
+from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaShape, ReplicaView
 from router.replica_stream import ReplicaStream, Sink
@@ -110,8 +110,18 @@ class ReplicaSet:
         """
         views = self._admitting(journal)
         hashes_of = {shape: journal.hashes(shape) for shape in {view.shape for view in views}}
-        candidates = [self._candidate(view, hashes_of[view.shape], journal.num_tokens) for view in views]
-        ranked = self._policy.rank(candidates, journal.num_tokens, _sibling_key(journal, views[0].shape))
+        candidates = [
+            make_candidate(
+                view,
+                self.index,
+                self._streams[view.replica_id].index_key,
+                hashes_of[view.shape],
+                journal.num_tokens,
+            )
+            for view in views
+        ]
+        key = sibling_key(journal.prompt.hashes(views[0].shape), journal.prompt.token_ids)
+        ranked = self._policy.rank(candidates, journal.num_tokens, key)
         best = ranked[0].candidate
         view = best.view
         hashes = hashes_of[view.shape]
@@ -143,11 +153,6 @@ class ReplicaSet:
             raise Overloaded("all replicas' queues are full")
         return views
 
-    def _candidate(self, view: ReplicaView, hashes: Sequence[bytes], num_tokens: int) -> Candidate:
-        key = self._streams[view.replica_id].index_key
-        num_blocks = max(self.index.match(key, hashes), view.num_booked_blocks(hashes))
-        return Candidate(view, min(num_blocks * view.shape.block_size, num_tokens))
-
     def _set_members(self, members: Members) -> None:
         for replica_id, stream in list(self._streams.items()):
             if members.get(replica_id) != stream.address:
@@ -164,11 +169,3 @@ class ReplicaSet:
         self._retired = {s for s in self._retired if not s.has_ended}
         self._retired.add(stream)
         stream.retire()
-
-
-def _sibling_key(journal: Journal, shape: ReplicaShape) -> bytes:
-    """Equal for prompts that begin alike; of a prompt shorter than a block, its tokens."""
-    hashes = journal.prompt.hashes(shape)
-    if hashes:
-        return hashes[min(len(hashes), KEY_BLOCKS) - 1]
-    return blake2b(repr(journal.prompt.token_ids).encode(), digest_size=16).digest()
