@@ -14,9 +14,9 @@ from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
 from router.text.chat_template import Message
-from router.text.tokenizer import Tokenizer, Vocabulary
-from router.text.vocabulary import load_vocabulary
+from router.text.tokenizer import Tokenizer
 from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
 from workers.engine.errors import PromptTooLong, UnknownModel
 from workers.engine.request import ChoiceParams
 

@@ -21,9 +21,9 @@ from deploy.offline.outputs import RequestOutput
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import ServeSettings, make_settings
 from router.text.tokenizer import Tokenizer
-from router.text.vocabulary import load_vocabulary
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import resolve_model
+from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong

@@ -7,7 +7,7 @@ the same text as any way of pushing them one by one: that is the whole algorithm
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -55,50 +55,3 @@ class Detokenizer:
     def flush(self) -> str:
         """Text of what is left at the end: an incomplete character shows as U+FFFD."""
         return self._decode(b"", True)
-
-
-def byte_level_bytes(tokens: Sequence[str], literal_ids: Iterable[int]) -> list[bytes]:
-    """Bytes of a byte-level BPE vocabulary (Radford et al. 2019, GPT-2's ``bytes_to_unicode``).
-
-    Args:
-        tokens: spelling by id, in the printable alphabet that stands for bytes.
-        literal_ids: added tokens, which are spelled as they are.
-    """
-    byte_of = {char: byte for byte, char in _bytes_to_unicode().items()}
-    literal = frozenset(literal_ids)
-    table: list[bytes] = []
-    for token_id, token in enumerate(tokens):
-        if token_id in literal or any(char not in byte_of for char in token):
-            table.append(token.encode())
-        else:
-            table.append(bytes(byte_of[char] for char in token))
-    return table
-
-
-def sentencepiece_bytes(tokens: Sequence[str], literal_ids: Iterable[int]) -> list[bytes]:
-    """Bytes of a SentencePiece vocabulary: U+2581 is a space, ``<0x0A>`` a byte.
-
-    The space that SentencePiece drops at the start of a text is kept: an output continues its prompt.
-    """
-    literal = frozenset(literal_ids)
-    table: list[bytes] = []
-    for token_id, token in enumerate(tokens):
-        if token_id in literal:
-            table.append(token.encode())
-        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            table.append(bytes([int(token[3:5], 16)]))
-        else:
-            table.append(token.replace("\u2581", " ").encode())
-    return table
-
-
-def _bytes_to_unicode() -> Mapping[int, str]:
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {byte: chr(byte) for byte in printable}
-    table.update({byte: chr(256 + i) for i, byte in enumerate(others)})
-    return table

@@ -9,29 +9,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import tokenizers
 
 from router.text.chat_template import ChatTemplate, Message
 from router.text.detokenizer import TokenTable
+from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.errors import InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a model's files say about its text; see ``load`` in ``router.text.vocabulary``."""
-
-    pipeline_json: str
-    """A tokenizer of the ``tokenizers`` library, as JSON."""
-    token_bytes: Sequence[bytes]
-    """By token id."""
-    special_token_ids: frozenset[int]
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """By role: ``bos_token``, ``eos_token``, ..."""
-    chat_template: str | None = None
-    bos_to_add: int | None = None
-    """Put before a prompt that is text, where the pipeline does not do it itself."""
 
 
 class Tokenizer:

@@ -18,8 +18,8 @@ import pytest
 from deploy.served_cluster import ServedCluster
 from deploy.settings import ServeSettings
 from router.text.tokenizer import Tokenizer
-from router.text.vocabulary import load_vocabulary
 from workers.checkpoint.source import resolve_model
+from workers.checkpoint.vocabulary import load_vocabulary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -21,9 +21,8 @@ from router.ingress import Ingress
 from router.membership import Membership, StaticMembership
 from router.replica_set import ReplicaSet
 from router.scripted_replica import Script, ScriptedReplica
-from router.text.detokenizer import byte_level_bytes
-from router.text.tokenizer import Vocabulary
 from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.vocabulary import Vocabulary, byte_level_bytes
 
 START, END = 256, 257
 TEMPLATE = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.detokenizer import Detokenizer, TokenTable, byte_level_bytes, sentencepiece_bytes
+from router.text.detokenizer import Detokenizer, TokenTable
+from workers.checkpoint.vocabulary import byte_level_bytes, sentencepiece_bytes
 
 BYTES = TokenTable([bytes([i]) for i in range(256)] + [b"<|end|>"], [256])
 

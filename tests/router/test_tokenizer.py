@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.text.detokenizer import Detokenizer
-from router.text.tokenizer import Tokenizer, Vocabulary
-from router.text.vocabulary import load_vocabulary
+from router.text.tokenizer import Tokenizer
 from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
 from workers.engine.errors import InvalidRequest, UnknownModel, UserError
 
 

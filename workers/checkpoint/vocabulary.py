@@ -1,4 +1,4 @@
-"""Reads vocabularies: from a GGUF file's metadata, or from a Hugging Face folder.
+"""Vocabularies: the bytes of each token, read from a GGUF file or from a Hugging Face folder.
 
 GGUF names its pre-tokenizer instead of describing it; ``_PRE_TOKENIZERS`` translates the names as llama.cpp
 does (`src/llama-vocab.cpp`), so that ids are equal.
@@ -7,14 +7,13 @@ does (`src/llama-vocab.cpp`), so that ids are equal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from router.text.detokenizer import byte_level_bytes, sentencepiece_bytes
-from router.text.tokenizer import Vocabulary
 from workers.checkpoint.gguf_file import GgufFile
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UnknownModel
@@ -24,6 +23,22 @@ _CONTROL = 3
 _USER_DEFINED = 4
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a model's files say about its text."""
+
+    pipeline_json: str
+    """A tokenizer of the ``tokenizers`` library, as JSON."""
+    token_bytes: Sequence[bytes]
+    """By token id."""
+    special_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """By role: ``bos_token``, ``eos_token``, ..."""
+    chat_template: str | None = None
+    bos_to_add: int | None = None
+    """Put before a prompt that is text, where the pipeline does not do it itself."""
 
 
 def load_vocabulary(files: ModelFiles) -> Vocabulary:
@@ -188,3 +203,50 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "llama-bpe": _split(_pattern("{1,3}")),
     "qwen2": _split(_pattern("")),
 }
+
+
+def byte_level_bytes(tokens: Sequence[str], literal_ids: Iterable[int]) -> list[bytes]:
+    """Bytes of a byte-level BPE vocabulary (Radford et al. 2019, GPT-2's ``bytes_to_unicode``).
+
+    Args:
+        tokens: spelling by id, in the printable alphabet that stands for bytes.
+        literal_ids: added tokens, which are spelled as they are.
+    """
+    byte_of = {char: byte for byte, char in _bytes_to_unicode().items()}
+    literal = frozenset(literal_ids)
+    table: list[bytes] = []
+    for token_id, token in enumerate(tokens):
+        if token_id in literal or any(char not in byte_of for char in token):
+            table.append(token.encode())
+        else:
+            table.append(bytes(byte_of[char] for char in token))
+    return table
+
+
+def sentencepiece_bytes(tokens: Sequence[str], literal_ids: Iterable[int]) -> list[bytes]:
+    """Bytes of a SentencePiece vocabulary: U+2581 is a space, ``<0x0A>`` a byte.
+
+    The space that SentencePiece drops at the start of a text is kept: an output continues its prompt.
+    """
+    literal = frozenset(literal_ids)
+    table: list[bytes] = []
+    for token_id, token in enumerate(tokens):
+        if token_id in literal:
+            table.append(token.encode())
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            table.append(bytes([int(token[3:5], 16)]))
+        else:
+            table.append(token.replace("\u2581", " ").encode())
+    return table
+
+
+def _bytes_to_unicode() -> Mapping[int, str]:
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {byte: chr(byte) for byte in printable}
+    table.update({byte: chr(256 + i) for i, byte in enumerate(others)})
+    return table
