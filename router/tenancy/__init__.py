@@ -1,0 +1,1 @@
+"""Who may ask for what: API keys, their limits, and what they have used."""
