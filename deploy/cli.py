@@ -14,6 +14,7 @@ from rich.markup import escape
 from deploy.bench.cli import app as bench
 from deploy.console import console, print_error
 from deploy.simulate.cli import simulate
+from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command()(simulate)
+app.add_typer(trace, name="trace")
 
 ModelArgument = Annotated[
     str | None,
@@ -97,6 +99,10 @@ def serve(
     cache_dir: Annotated[Path | None, typer.Option(help="Where the demo model is kept.")] = None,
     offline: Annotated[
         bool | None, typer.Option("--offline", help="Never ask a network for a model.")
+    ] = None,
+    record_trace: Annotated[
+        Path | None,
+        typer.Option(help="A folder to record arrivals, lengths and block hashes in, for `shoal simulate`."),
     ] = None,
     scripted: Annotated[
         bool | None, typer.Option("--scripted", hidden=True, help="Tokens by formula instead of a model.")

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 
@@ -81,6 +83,9 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
             f"{files.name} takes at most {model.max_position_embeddings} tokens",
             "max_model_len",
         )
+    trace_folder = settings.record_trace and settings.record_trace.absolute()
+    if trace_folder is not None:
+        _check_writable(trace_folder)
     replica = settings.replica_config(str(files.path), files.name)
     served = ServedModelConfig(
         files=files,
@@ -93,8 +98,20 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
         policy=settings.policy,
         limits=Limits(max_body_bytes=settings.max_body_bytes),
         timeouts=Timeouts(replica_wait_s=settings.replica_wait_s, stall_s=settings.stall_timeout_s),
+        trace_folder=trace_folder,
     )
     return replica, ingress
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidRequest(
+            f"--record-trace {folder} cannot be written to: {error}", "record_trace"
+        ) from error
 
 
 def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressConfig) -> None:

@@ -65,6 +65,8 @@ class ServeSettings(BaseSettings):
     hub_endpoint: str | None = None
     """None: ``HF_ENDPOINT``, else the Hugging Face hub."""
     offline: bool = False
+    record_trace: Path | None = None
+    """A folder in which each ingress writes down arrivals, lengths and block hashes; None: nothing is recorded."""
     scripted: bool = False
     """Serve tokens by formula instead of a model, to measure everything else."""
     scripted_step_s: float = Field(0.0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from workers.checkpoint.source import ModelFiles
 
@@ -72,3 +73,5 @@ class IngressConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
     max_index_hashes: int = 8_000_000
     """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""
+    trace_folder: Path | None = None
+    """Where requests are recorded (``router.trace_recorder``); None: they are not."""

@@ -16,6 +16,7 @@ from router.journal import Journal, Loss, Prompt
 from router.replica_set import ReplicaSet
 from router.text.detokenizer import Detokenizer, TokenTable
 from router.text.stop import StopMatcher
+from router.trace_recorder import TraceRecorder
 from workers.engine.errors import InvalidRequest, Overloaded, ShoalError
 from workers.engine.request import ChoiceParams, FinishReason
 
@@ -176,6 +177,7 @@ class Generation:
         replicas: ReplicaSet,
         max_unread_outputs: int,
         arrival_s: float,
+        recorder: TraceRecorder | None = None,
     ) -> None:
         """``params`` are those of each choice of a prompt: prompts x params engine requests."""
         self.request_id = request_id
@@ -187,6 +189,7 @@ class Generation:
         ]
         self._replicas = replicas
         self._arrival_s = arrival_s
+        self._recorder = recorder
         self._unplaced: list[Choice] = []
         self._ready: list[Delta] = []
 
@@ -253,6 +256,11 @@ class Generation:
         """Cancel what still runs and forget the rest. Safe to call twice."""
         for choice in self.choices:
             self._replicas.withdraw(choice.journal)
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            age_s = asyncio.get_running_loop().time() - self._arrival_s
+            for choice in self.choices:
+                recorder.note(choice.journal, age_s)
 
     def _absorb(self, choice: Choice, output: pb.TokenOutput, deltas: list[Delta]) -> None:
         reason = output.finish_reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from router.config import IngressConfig, Limits, ServedModelConfig
@@ -15,6 +16,7 @@ from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
 from router.text.chat_template import Message
 from router.text.tokenizer import Tokenizer
+from router.trace_recorder import TraceRecorder
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
 from workers.engine.errors import PromptTooLong, UnknownModel
@@ -27,10 +29,17 @@ LONG_PROMPT_CHARS = 8192
 class ServedModel:
     """One model: its text side, and the replicas that run it."""
 
-    def __init__(self, config: ServedModelConfig, tokenizer: Tokenizer, replicas: ReplicaSet) -> None:
+    def __init__(
+        self,
+        config: ServedModelConfig,
+        tokenizer: Tokenizer,
+        replicas: ReplicaSet,
+        recorder: TraceRecorder | None = None,
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.replicas = replicas
+        self.recorder = recorder
 
     @property
     def name(self) -> str:
@@ -128,11 +137,16 @@ class Ingress:
                 self.config.timeouts,
             )
             replicas.start(membership, model.group)
-            self.models.append(ServedModel(model, Tokenizer(vocabulary), replicas))
+            folder = self.config.trace_folder
+            recorder = TraceRecorder(folder, model.served_names[0], time.time) if folder is not None else None
+            self.models.append(ServedModel(model, Tokenizer(vocabulary), replicas, recorder))
 
     async def stop(self) -> None:
         """End all streams. Safe to call twice."""
         await asyncio.gather(*(model.replicas.stop() for model in self.models))
+        for model in self.models:
+            if model.recorder is not None:
+                await asyncio.to_thread(model.recorder.close)
 
     def model(self, name: str) -> ServedModel:
         """The model that clients call ``name``.
@@ -168,4 +182,5 @@ class Ingress:
             model.replicas,
             self.limits.max_unread_outputs,
             asyncio.get_running_loop().time(),
+            model.recorder,
         )

@@ -41,6 +41,12 @@ class Prompt:
             found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, shape.hash_root)
         return found
 
+    def hashed(self) -> tuple[int, list[bytes]] | None:
+        """Block size and hashes for some kind of replica that it was hashed for; None before it was."""
+        for (_, block_size), hashes in self._hashes.items():
+            return block_size, hashes
+        return None
+
 
 class Journal:
     """The record of one engine request: all of its tokens, and where it has been."""

@@ -53,7 +53,7 @@ def simulate(
     from deploy.simulate.replica_model import read_replica_model
     from deploy.simulate.simulation import Simulation
     from deploy.simulate.summary import curves, summarize
-    from deploy.simulate.trace import read_trace
+    from router.trace import read_trace
 
     names = list(POLICIES) if policy == "all" else policy.split(",")
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.simulate.trace import TraceRequest
+from router.trace import TraceRequest
 from workers.engine.outputs import CacheEvents, Load
 
 

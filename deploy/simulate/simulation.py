@@ -13,9 +13,9 @@ from deploy.simulate.ingress import SimulatedIngress
 from deploy.simulate.messages import Report, SimulatedRequest
 from deploy.simulate.replica import SimulatedReplica, make_replica
 from deploy.simulate.replica_model import ReplicaModel
-from deploy.simulate.trace import Trace
 from router.placement.policy import Policy
 from router.placement.replica_view import ReplicaShape
+from router.trace import Trace
 from workers.engine.errors import UserError
 
 NUM_SAMPLES = 240

@@ -36,6 +36,7 @@ def shoal(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         (["--replicas", "0"], "--replicas is 0"),
         (["--dtype", "int3"], "--dtype is 'int3'"),
         (["--max-model-len", "1000000"], "--max-model-len is 1000000"),
+        (["--record-trace", "/dev/null/traces"], "--record-trace /dev/null/traces cannot be written to"),
         (["--host", "not an address"], "--host is 'not an address'"),
     ],
 )

@@ -17,10 +17,10 @@ from deploy.simulate.replica import EngineReplica
 from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.simulation import Simulation, SimulationResult
 from deploy.simulate.summary import curves, summarize
-from deploy.simulate.trace import Trace, TraceRequest
 from router.placement.policy import POLICIES, PrefixPolicy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaView
+from router.trace import Trace, TraceRequest
 from workers.engine.engine import Engine
 
 KINDS = ("engine", "fifo")

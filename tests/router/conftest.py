@@ -135,6 +135,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         timeouts: Timeouts | None = None,
         max_model_len: int = 4096,
         membership: Membership | None = None,
+        trace_folder: Path | None = None,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -146,6 +147,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
             ),
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),
+            trace_folder=trace_folder,
         )
         ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary)
         membership = membership or StaticMembership({r.replica_id: r.address for r in replicas})

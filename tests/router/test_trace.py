@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.simulate.replica_model import BUILT_IN, read_replica_model
-from deploy.simulate.trace import Trace, TraceRequest, read_trace, write_trace
+from router.trace import Trace, TraceRequest, read_trace, write_trace
 from workers.engine.errors import InvalidRequest
 
 
@@ -89,36 +88,3 @@ def test_what_is_no_file_and_no_archive_is_said(tmp_path) -> None:
     for name in ("none.jsonl", "t.gz", "cut.gz"):
         with pytest.raises(InvalidRequest, match="cannot be read"):
             read_trace(tmp_path / name)
-
-
-def test_a_replica_model_keeps_defaults_for_what_its_file_leaves_out(tmp_path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text('{"prompt_tokens_per_s": 40000, "num_kv_tokens": 4096}')
-
-    model = read_replica_model(str(path))
-
-    assert model.cost.per_token_s == 1 / 40_000
-    assert model.num_blocks(16) == 256
-    assert model.base_s == BUILT_IN["engine"].base_s
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"kind": "magic"}', "kind"),
-        ('{"speed": 3}', "speed"),
-        ('{"base_s": 0}', "base_s"),
-        ("{", "the file"),
-    ],
-)
-def test_a_bad_replica_model_is_refused_with_its_field(tmp_path, content: str, said: str) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(content)
-
-    with pytest.raises(InvalidRequest, match=said):
-        read_replica_model(str(path))
-
-
-def test_an_unknown_replica_model_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="engine, fifo"):
-        read_replica_model("none.json")

@@ -83,16 +83,38 @@ def read_trace(path: Path) -> Trace:
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in Shoal's own format."""
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
-        header = {"format": FORMAT, "version": VERSION, "block_size": trace.block_size}
-        file.write(json.dumps(header) + "\n")
-        for one in trace.requests:
-            line = {
-                "arrival_s": round(one.arrival_s, 6),
-                "num_prompt_tokens": one.num_prompt_tokens,
-                "num_output_tokens": one.num_output_tokens,
-                "block_hashes": [block_hash.hex() for block_hash in one.hashes],
-            }
-            file.write(json.dumps(line) + "\n")
+        file.write(header_line(trace.block_size))
+        file.writelines(map(request_line, trace.requests))
+
+
+def header_line(block_size: int) -> str:
+    """The first line of a file in Shoal's own format."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "block_size": block_size}) + "\n"
+
+
+def request_line(one: TraceRequest) -> str:
+    """One request in Shoal's own format."""
+    line = {
+        "arrival_s": round(one.arrival_s, 6),
+        "num_prompt_tokens": one.num_prompt_tokens,
+        "num_output_tokens": one.num_output_tokens,
+        "block_hashes": [block_hash.hex() for block_hash in one.hashes],
+    }
+    return json.dumps(line) + "\n"
+
+
+def merge_traces(traces: Sequence[Trace]) -> Trace:
+    """What several ingresses recorded, as one trace that begins at time zero.
+
+    Raises:
+        InvalidRequest: there is none, or they differ in block size.
+    """
+    sizes = sorted({trace.block_size for trace in traces})
+    if len(sizes) != 1:
+        raise InvalidRequest(f"traces to merge have block sizes {sizes}: give files of one size", "traces")
+    requests = sorted((one for trace in traces for one in trace.requests), key=lambda one: one.arrival_s)
+    first_s = requests[0].arrival_s if requests else 0.0
+    return Trace(sizes[0], [replace(one, arrival_s=one.arrival_s - first_s) for one in requests])
 
 
 def _parse(lines: Iterator[tuple[int, str]]) -> Trace:
@@ -112,7 +134,7 @@ def _parse(lines: Iterator[tuple[int, str]]) -> Trace:
             raise ValueError(f"line {number}: {type(error).__name__}: {error}") from error
         requests.append(one)
     requests.sort(key=lambda one: one.arrival_s)
-    return Trace(block_size, _spread(requests))
+    return Trace(block_size, _spread(requests) if read is _mooncake_request else requests)
 
 
 def _mooncake_request(fields: dict[str, Any]) -> TraceRequest:

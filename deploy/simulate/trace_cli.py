@@ -1,0 +1,61 @@
+"""``shoal trace ...``: what ``shoal serve --record-trace`` wrote, made ready for ``shoal simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from deploy.console import console
+from router.trace import Trace, merge_traces, read_trace, write_trace
+from workers.engine.errors import InvalidRequest
+
+app = typer.Typer(
+    help="Recorded requests: arrivals, lengths and block hashes, no text (`shoal serve --record-trace`).",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def merge(
+    folder: Annotated[Path, typer.Argument(help="What --record-trace was given, or one of its files.")],
+    output: Annotated[Path, typer.Argument(help="The trace to write; compressed if it ends in .gz.")],
+    model: Annotated[str, typer.Option(help="Only files whose names begin so.")] = "",
+) -> None:
+    """Put the files of all ingresses in order, beginning at time zero."""
+    paths = sorted(folder.glob(f"{model}*.jsonl")) if folder.is_dir() else [folder]
+    if not paths:
+        raise InvalidRequest(f"{folder} has no file {model}*.jsonl: nothing was recorded there", "folder")
+    trace = merge_traces([read_trace(path) for path in paths])
+    write_trace(output, trace)
+    console.print(f"{len(paths)} files → {output}")
+    _show(trace)
+
+
+@app.command()
+def show(trace: Annotated[Path, typer.Argument(help="JSON lines, Mooncake's or Shoal's own.")]) -> None:
+    """Say how many requests a trace has, how long they are and how much of them repeats."""
+    _show(read_trace(trace))
+
+
+def _show(trace: Trace) -> None:
+    requests = trace.requests
+    num_prompt_tokens = sum(one.num_prompt_tokens for one in requests)
+    num_output_tokens = sum(one.num_output_tokens for one in requests)
+    seen: set[bytes] = set()
+    num_hit_blocks = 0
+    for one in requests:
+        num_hit_blocks += next((i for i, h in enumerate(one.hashes) if h not in seen), len(one.hashes))
+        seen.update(one.hashes)
+    count = max(1, len(requests))
+    table = Table("", "", show_header=False)
+    table.add_row("requests", f"{len(requests)}")
+    table.add_row("span", f"{trace.span_s:.1f} s")
+    table.add_row("mean prompt tokens", f"{num_prompt_tokens / count:.0f}")
+    table.add_row("mean output tokens", f"{num_output_tokens / count:.0f}")
+    table.add_row("tokens a block", f"{trace.block_size}")
+    share = num_hit_blocks * trace.block_size / max(1, num_prompt_tokens)
+    table.add_row("prompt tokens seen before", f"{share:.1%}")
+    console.print(table)
