@@ -106,7 +106,7 @@ class HttpIngress:
             self._handles.append(serve.get_deployment_handle(_REPLICA_DEPLOYMENT, app_name=name).options())
         self._ingress = Ingress(config)
         await self._ingress.start(membership.shared())
-        self._app = build_app(self._ingress)
+        self._app = build_app(self._ingress, sends_request_id=False)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from router.capacity import load_report, rate_limit_headers
 from router.edge import EdgeMiddleware
 from router.ingress import Ingress
 from router.membership import Membership
@@ -21,17 +26,38 @@ from router.openai.body import read_body
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
 from router.openai.document import body_of, document
-from router.openai.health import health
+from router.openai.health import deep_health, health
+from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
 from router.openai.models import model_list, model_object
 from router.openai.schema import ChatBody, CompletionBody
+from router.openai.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from workers.engine.errors import ShoalError
 
+EXPOSED_HEADERS = [
+    "x-request-id",
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+]
+"""What a script in a browser may read of an answer."""
 
-def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI:
+
+def build_app(
+    ingress: Ingress,
+    membership: Membership | None = None,
+    *,
+    sends_request_id: bool = True,
+    sleep: Sleep = asyncio.sleep,
+) -> FastAPI:
     """The OpenAI HTTP API in front of ``ingress``.
 
     With a membership the application's lifespan starts and stops the ingress; without, whoever made it does.
+
+    Args:
+        sends_request_id: False where the server before it puts ``x-request-id`` into answers, as Ray Serve does.
+        sleep: by which silent streams measure time.
     """
 
     @asynccontextmanager
@@ -67,9 +93,27 @@ def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI
     async def get_model(model_id: str) -> Response:
         return errors.json_response(model_object(ingress.model(model_id), model_id, started))
 
+    @app.post("/tokenize", openapi_extra=body_of("TokenizeBody"))
+    async def post_tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeBody, max_body_bytes)
+        return errors.json_response(await tokenize(ingress, body))
+
+    @app.post("/detokenize", openapi_extra=body_of("DetokenizeBody"))
+    async def post_detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeBody, max_body_bytes)
+        return errors.json_response(await detokenize(ingress, body))
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return errors.json_response({"version": version("shoal")})
+
+    @app.get("/load")
+    async def get_load() -> Response:
+        return errors.json_response(load_report(ingress))
+
     @app.get("/health")
-    async def get_health() -> Response:
-        status, body = health(ingress)
+    async def get_health(deep: bool = False) -> Response:
+        status, body = await deep_health(ingress, uuid.uuid4().hex) if deep else health(ingress)
         return errors.json_response(body, status)
 
     @app.get("/health/live")
@@ -83,9 +127,22 @@ def build_app(ingress: Ingress, membership: Membership | None = None) -> FastAPI
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     app.add_exception_handler(ClientDisconnect, errors.answer_nobody)
-    app.add_exception_handler(Exception, errors.answer_internal_error)
+    app.add_exception_handler(RequestValidationError, errors.answer_bad_query)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
-    app.add_middleware(EdgeMiddleware, count=lambda route, status: _count(metrics, route, status))
+    app.state.sleep = sleep
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=ingress.config.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED_HEADERS,
+    )
+    app.add_middleware(
+        EdgeMiddleware,
+        count=lambda route, status: _count(metrics, route, status),
+        api_headers=lambda: rate_limit_headers(ingress),
+        sends_request_id=sends_request_id,
+    )
     return app
 
 

@@ -71,6 +71,8 @@ class IngressConfig:
     """One of ``router.placement.policy.POLICIES``."""
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    allowed_origins: tuple[str, ...] = ("*",)
+    """Web pages whose scripts may call the API from a browser (CORS); no cookies are involved."""
     max_index_hashes: int = 8_000_000
     """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""
     trace_folder: Path | None = None

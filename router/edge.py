@@ -1,29 +1,46 @@
-"""What surrounds every HTTP request: its id, and the count of answers."""
+"""What surrounds every HTTP request: its id, its count, the capacity that is left, and the answer to a bug."""
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Callable
 
+import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-REQUEST_ID = "x-request-id"
+from router.openai.errors import internal_error_object
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = b"x-request-id"
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 CountAnswer = Callable[[str, int], None]
+Headers = list[tuple[bytes, bytes]]
 
 
 class EdgeMiddleware:
     """Gives each request an id (the client's own ``X-Request-Id`` if it is a plain word), and counts answers.
 
-    The id is in ``scope["state"]["request_id"]`` and in the answer's header. Plain ASGI: a streamed token
-    passes through one function call.
+    The id is in ``scope["state"]["request_id"]`` and, unless the server before us sends it, in the answer's
+    header. Whatever no handler foresaw is logged once with the id and answered with 500. Plain ASGI: a
+    streamed token passes through one function call.
     """
 
-    def __init__(self, app: ASGIApp, count: CountAnswer) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        count: CountAnswer,
+        api_headers: Callable[[], Headers] = list,
+        sends_request_id: bool = True,
+    ) -> None:
+        """``api_headers`` go with every answer below ``/v1/``."""
         self._app = app
         self._count = count
+        self._api_headers = api_headers
+        self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -33,27 +50,41 @@ class EdgeMiddleware:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 499  # nginx's word for a client that left before an answer
+        has_begun = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = [*message.get("headers", ()), (REQUEST_ID.encode(), request_id.encode())]
+                status, has_begun = message["status"], True
+                headers = [*message.get("headers", ())]
+                if self._sends_request_id:
+                    headers.append((REQUEST_ID, request_id.encode()))
+                if scope["path"].startswith("/v1/"):
+                    headers += self._api_headers()
                 message = {**message, "headers": headers}
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            status = 500
-            raise
+            log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
+            if has_begun:
+                raise  # the server cuts the connection, which is all that can still be said
+            await _answer_500(send_with_id)
         finally:
             route = scope.get("route")
             self._count(getattr(route, "path", "unknown"), status)
 
 
+async def _answer_500(send: Send) -> None:
+    body = orjson.dumps(internal_error_object())
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 500, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
-        if name == REQUEST_ID.encode() and _GOOD_ID.fullmatch(value):
+        if name == REQUEST_ID and _GOOD_ID.fullmatch(value):
             return str(value.decode())
     return uuid.uuid4().hex

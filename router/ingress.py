@@ -46,6 +46,11 @@ class ServedModel:
         """The name that answers carry."""
         return self.config.served_names[0]
 
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output: the configured limit, or what the smallest open replica takes."""
+        return min([self.config.max_model_len, *(shape.max_model_len for shape in self.replicas.shapes())])
+
     async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
@@ -73,7 +78,7 @@ class ServedModel:
 
     def _hashed(self, prompt: Prompt) -> Prompt:
         """Hash while off the event loop, for the kinds of replicas that are there now."""
-        if len(prompt) < self.config.max_model_len:
+        if len(prompt) < self.max_model_len:
             for shape in self.replicas.shapes():
                 prompt.hashes(shape)
         return prompt
@@ -81,17 +86,17 @@ class ServedModel:
     def _check_length(self, num_chars: int, param: str) -> None:
         """Refuse, without tokenizing, megabytes that cannot fit."""
         least = self.tokenizer.least_num_tokens(num_chars)
-        if least >= self.config.max_model_len:
+        if least >= self.max_model_len:
             raise PromptTooLong(
                 f"prompt has {num_chars} characters, which are at least {least} tokens, this model takes "
-                f"{self.config.max_model_len} with its output: shorten the prompt",
+                f"{self.max_model_len} with its output: shorten the prompt",
                 param,
             )
 
     def _checked(self, prompt: Prompt, param: str) -> Prompt:
-        if len(prompt) >= self.config.max_model_len:
+        if len(prompt) >= self.max_model_len:
             raise PromptTooLong(
-                f"prompt has {len(prompt)} tokens, this model takes {self.config.max_model_len} "
+                f"prompt has {len(prompt)} tokens, this model takes {self.max_model_len} "
                 "with its output: shorten the prompt",
                 param,
             )

@@ -49,6 +49,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     eos_token_ids: tuple[int, ...] = (2,)
     block_size: int = 16
     max_num_seqs: int = 64
+    max_model_len: int = 1 << 20
     held_hashes: list[bytes] = field(default_factory=list)
     """What its first snapshot says."""
     load: pb.Load = field(
@@ -239,7 +240,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         return pb.Hello(
             replica_id=self.replica_id,
             block_size=self.block_size,
-            max_model_len=8192,
+            max_model_len=self.max_model_len,
             num_blocks=4096,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=1024,

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from router.generation import Delta, Generation
 from router.openai import sse
 from router.openai.errors import error_object, internal_error_object
+from router.openai.heartbeat import EventWriter
 from router.openai.metrics import GenerationTimer
 from workers.engine.errors import ShoalError
 
@@ -62,8 +63,11 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
-        work = self._stream(send) if self._is_stream else self._whole(send)
-        await unless_disconnected(receive, work)
+        if not self._is_stream:
+            await unless_disconnected(receive, self._whole(send))
+            return
+        async with EventWriter(send, scope["app"].state.sleep) as writer:
+            await unless_disconnected(receive, self._stream(writer))
 
     async def _whole(self, send: Send) -> None:
         generation, encoder = self._generation, self._encoder
@@ -81,15 +85,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, writer: EventWriter) -> None:
         generation, encoder = self._generation, self._encoder
-        has_begun = False
         try:
             await generation.start()
             deltas = await generation.next()
             self._timer.first_token()
-            await send({"type": "http.response.start", "status": 200, "headers": sse.STREAM_HEADERS})
-            has_begun = True
+            await writer.begin()
             events = encoder.begin()
             chunk = encoder.chunk
             while True:
@@ -97,22 +99,21 @@ class GenerationResponse(Response):
                 if generation.is_finished:
                     break
                 if events:
-                    await send(_part(events))
+                    await writer.write(events)
                 events = b""
                 deltas = await generation.next()
             generation.close()
-            events += encoder.finish(generation) + sse.DONE
-            await send({"type": "http.response.body", "body": events})
+            await writer.end(events + encoder.finish(generation) + sse.DONE)
         except ShoalError as error:
-            if not has_begun:
+            if not writer.has_begun:
                 raise
             log.warning("%s: failed after its stream began: %s", generation.request_id, error)
-            await send({"type": "http.response.body", "body": sse.event(error_object(error)[1])})
+            await writer.end(sse.event(error_object(error)[1]))
         except Exception:
-            if not has_begun:
+            if not writer.has_begun:
                 raise
             log.exception("%s: failed after its stream began", generation.request_id)
-            await send({"type": "http.response.body", "body": sse.event(internal_error_object())})
+            await writer.end(sse.event(internal_error_object()))
         finally:
             generation.close()
             self._timer.end(generation)
@@ -135,7 +136,3 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _part(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from router.generation import Delta, Generation
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.openai import sse
 from router.openai.answer import GenerationResponse
 from router.openai.logprobs import chat_logprobs
@@ -37,11 +37,11 @@ async def answer_chat(
     check_sampling(body, 1, len(table), ingress.limits)
     num_logprobs = _num_logprobs(body)
     check_num_logprobs(num_logprobs or 0, "top_logprobs", ingress.limits)
-    prompt = await model.prompt_of_chat([_template_message(message, model) for message in body.messages])
+    prompt = await model.prompt_of_chat([template_message(message) for message in body.messages])
     asked, param = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
-    max_tokens = resolve_max_tokens(asked, param, len(prompt), model.config.max_model_len)
+    max_tokens = resolve_max_tokens(asked, param, len(prompt), model.max_model_len)
     params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), len(table))
     completion_id = f"chatcmpl-{request_id}"
     generation = ingress.generation(model, completion_id, [prompt], params, text_params(body))
@@ -163,7 +163,7 @@ def _num_logprobs(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _template_message(message: ChatMessage, model: ServedModel) -> dict[str, object]:
+def template_message(message: ChatMessage) -> dict[str, object]:
     """A message as the model's template knows it: content as one string, "developer" as "system"."""
     role = "system" if message.role == "developer" else message.role
     found: dict[str, object] = {"role": role, "content": message.text}

@@ -45,7 +45,7 @@ async def answer_completion(
     _check_completion(body)
     prompts = [await _prompt(model, prompt, len(table)) for prompt in given]
     max_tokens = resolve_max_tokens(
-        body.max_tokens, "max_tokens", max(map(len, prompts)), model.config.max_model_len, DEFAULT_MAX_TOKENS
+        body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
     params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), len(table))
     completion_id = f"cmpl-{request_id}"

@@ -8,6 +8,9 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from router.openai.schema import ChatBody, CompletionBody
+from router.openai.tokenize import DetokenizeBody, TokenizeBody
+
+_BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -21,9 +24,7 @@ def body_of(name: str) -> dict[str, Any]:
 def document(app: FastAPI) -> dict[str, Any]:
     """The document with the schemas of all bodies."""
     if app.openapi_schema is None:
-        _, schemas = models_json_schema(
-            [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REFERENCE
-        )
+        _, schemas = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFERENCE)
         found = FastAPI.openapi(app)
         found.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         app.openapi_schema = found

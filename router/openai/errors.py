@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -106,14 +107,17 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     return json_response(body, error.status_code, error.headers)
 
 
+async def answer_bad_query(request: Request, error: Exception) -> Response:
+    """Answer for a query parameter that is not what the route asks for."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return json_response(_body(f"{param}: {first['msg'].lower()}", "invalid_request_error", param, None), 400)
+
+
 async def answer_nobody(request: Request, error: Exception) -> Response:
     """The client left while it was sending its body; nginx's status, for the counters only."""
     return Response(status_code=499)
-
-
-async def answer_internal_error(request: Request, error: Exception) -> Response:
-    """Answer for a bug; the server logs the traceback."""
-    return json_response(internal_error_object(), 500)
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

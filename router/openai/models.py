@@ -23,5 +23,5 @@ def model_object(model: ServedModel, name: str, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "shoal",
         "root": model.name,
-        "max_model_len": model.config.max_model_len,
+        "max_model_len": model.max_model_len,
     }

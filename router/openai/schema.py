@@ -36,6 +36,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
+class Body(_Strict):
+    """Base of the bodies that are declared beside what answers them."""
+
+
 class WithoutEffect(_Strict):
     """Fields of OpenAI's API that change nothing here and are accepted for compatibility."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

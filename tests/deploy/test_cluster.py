@@ -204,6 +204,7 @@ def test_an_unknown_path_is_answered_as_json(cluster: ServedCluster) -> None:
 
     assert answer.status_code == 404
     assert answer.json()["error"]["message"]
+    assert len(answer.headers.get_list("x-request-id")) == 1
 
 
 # -- clients that leave -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from router.app import build_app
 from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
 from router.ingress import Ingress
 from router.membership import Membership, StaticMembership
+from router.openai.heartbeat import Sleep
 from router.replica_set import ReplicaSet
 from router.scripted_replica import Script, ScriptedReplica
 from workers.checkpoint.source import ModelFiles
@@ -136,6 +137,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         max_model_len: int = 4096,
         membership: Membership | None = None,
         trace_folder: Path | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -152,7 +154,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary)
         membership = membership or StaticMembership({r.replica_id: r.address for r in replicas})
         await ingress.start(membership)
-        app = build_app(ingress)
+        app = build_app(ingress, sleep=sleep)
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://edge")
         edge = Edge(ingress, list(replicas), membership, app, client)
         edges.append(edge)

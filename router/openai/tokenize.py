@@ -1,0 +1,86 @@
+"""``POST /tokenize`` and ``POST /detokenize``, with the fields of vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from router.ingress import Ingress, ServedModel
+from router.openai.chat import template_message
+from router.openai.sampling import check_token_ids
+from router.openai.schema import Body, ChatMessage
+
+
+class TokenizeBody(Body):
+    """Body of ``POST /tokenize``: text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    """Of a prompt that is text: what the tokenizer adds by itself. (default: true)"""
+    add_generation_prompt: bool | None = None
+    """Of a conversation: let the assistant speak next. (default: true)"""
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def exactly_one(self) -> Self:
+        """One of the two must be there."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    """Body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(ingress: Ingress, body: TokenizeBody) -> dict[str, Any]:
+    """Token ids of a prompt or a conversation, as a generation would see them.
+
+    Raises:
+        UserError: an unknown model, or messages that its template refuses.
+    """
+    model = _model(ingress, body.model)
+    token_ids = await asyncio.to_thread(_encode, model, body)
+    answer: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": model.max_model_len,
+        "tokens": token_ids,
+    }
+    if body.return_token_strs:
+        table = model.tokenizer.table
+        answer["token_strs"] = [table.bytes_of(i).decode("utf-8", "replace") for i in token_ids]
+    return answer
+
+
+async def detokenize(ingress: Ingress, body: DetokenizeBody) -> dict[str, Any]:
+    """Text of token ids, control tokens included.
+
+    Raises:
+        UserError: an unknown model, or an id outside its vocabulary.
+    """
+    model = _model(ingress, body.model)
+    check_token_ids(body.tokens, len(model.tokenizer.table), "tokens")
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return {"prompt": text}
+
+
+def _model(ingress: Ingress, name: str | None) -> ServedModel:
+    """The model named, or the first one."""
+    return ingress.models[0] if name is None and ingress.models else ingress.model(name or "")
+
+
+def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
+    if body.messages is None:
+        assert body.prompt is not None, "the schema asks for one of the two"
+        return model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    messages = [template_message(message) for message in body.messages]
+    return model.tokenizer.encode_chat(
+        messages, add_generation_prompt=body.add_generation_prompt is not False
+    )
