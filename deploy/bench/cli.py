@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from deploy.bench.report import environment, write_result
-from deploy.console import console
+from deploy.console import console, stage
 from workers.engine.errors import InvalidRequest
 
 app = typer.Typer(
@@ -170,6 +170,49 @@ def http(
         result["runs"].append({**asdict(found), "cpu_us_per_token": cpu_us})
     _show("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])
     _show("CPU microseconds a token, by process", [run["cpu_us_per_token"] for run in result["runs"]])
+    write_result(json_path, result)
+
+
+@app.command()
+def chaos(
+    model: ModelOption = None,
+    replicas: Annotated[int, typer.Option(min=2, help="Copies of the model.")] = 2,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once, every second one sampled.")] = 16,
+    output_len: Annotated[int, typer.Option(min=32, help="Tokens of a stream.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Of the sampled streams; each has a seed.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each fault.")] = 1,
+    faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
+    stall_timeout_s: Annotated[float, typer.Option(help="When a stopped process counts as stuck.")] = 10.0,
+    json_path: JsonOption = None,
+) -> None:
+    """Kill and stop processes of a cluster of its own while streams run; count the streams that notice."""
+    from deploy.bench.chaos import FAULTS, ChaosPlan, run_round
+    from deploy.served_cluster import ServedCluster
+
+    known = {fault.name: fault for fault in FAULTS}
+    names = list(known) if faults == "all" else faults.split(",")
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"--faults has {name!r}: it must be of {', '.join(known)}", "faults")
+    plan = ChaosPlan(streams, output_len, temperature)
+    flags = [
+        *([model] if model else []),
+        *("--replicas", str(replicas), "--tensor-parallel-size", str(tensor_parallel_size)),
+        *("--ingress-replicas", "2", "--stall-timeout-s", str(stall_timeout_s)),
+    ]
+    result: dict[str, Any] = {"bench": "chaos", "environment": environment(), "flags": flags, "runs": []}
+    cluster = ServedCluster(*flags)
+    try:
+        with stage("Cluster"):
+            cluster.wait_until_up()
+        for name in names:
+            for _ in range(rounds):
+                with stage(name):
+                    result["runs"].append(asdict(asyncio.run(run_round(cluster, known[name], plan))))
+    finally:
+        cluster.stop()
+    _show("chaos", result["runs"])
     write_result(json_path, result)
 
 

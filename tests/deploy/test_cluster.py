@@ -257,22 +257,6 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_others(
 # -- kills --------------------------------------------------------------------------------------------------
 
 
-def kill_the_busy_one(cluster: ServedCluster, word: str) -> None:
-    """SIGKILL whichever process of this kind is at work for the stream."""
-    processes = cluster.processes(word)
-    assert processes, f"no process has {word} in its command line"
-    # Each step wakes rank, brain and replica once; how much CPU that takes differs too much to tell them by.
-    before = {process: process.num_ctx_switches().voluntary for process in processes}
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        woken = {process: process.num_ctx_switches().voluntary - before[process] for process in processes}
-        process = max(woken, key=lambda one: woken[one])
-        if woken[process] >= 5:
-            process.kill()
-            return
-    raise AssertionError(f"no process with {word} in its command line was at work")
-
-
 @pytest.mark.parametrize("word", ["RankActor", "workers.brain", "ServeReplica:model"])
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 11}], ids=["greedy", "seeded"]
@@ -290,7 +274,7 @@ def test_a_stream_goes_on_when_any_process_of_its_replica_is_killed(
     for number, event in enumerate(client.completions.create(stream=True, **options)):
         pieces.append(event.choices[0].text)
         if number == 20:
-            kill_the_busy_one(cluster, word)
+            cluster.busiest(word).kill()
 
     assert "".join(pieces) == expected
 
