@@ -44,7 +44,8 @@ class Limits:
     max_waiting_per_replica: int = 1024
     """Requests queued at a replica from which on it gets no more; all there: 429."""
     max_lost_replicas: int = 3
-    """A request that has lost this many replicas is given up: it may be what kills them."""
+    """A request under which this many replicas broke in a row, none with a token of it, may be what breaks them:
+    it is given up. Not two, since both replicas of a small cluster may go at once, with a bystander in the queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,17 @@ class Prompt:
 class Journal:
     """The record of one engine request: all of its tokens, and where it has been."""
 
-    __slots__ = ("_attempt", "lost_on", "output_token_ids", "params", "prompt", "replica_id", "request_id")
+    __slots__ = (
+        "_attempt",
+        "_num_tokens_at_loss",
+        "lost_on",
+        "num_suspect_losses",
+        "output_token_ids",
+        "params",
+        "prompt",
+        "replica_id",
+        "request_id",
+    )
 
     def __init__(self, request_id: str, prompt: Prompt, params: ChoiceParams) -> None:
         self.request_id = request_id
@@ -62,7 +72,11 @@ class Journal:
         """Where it is, or was last; empty before the first placement."""
         self.lost_on: list[str] = []
         """Replicas that broke under it, in order."""
+        self.num_suspect_losses = 0
+        """Replicas that broke under it in a row without a new token of its own: what kills a replica does so in
+        its first step there, what gets ahead is a bystander, however many replicas it outlives."""
         self._attempt = 0
+        self._num_tokens_at_loss = 0
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +102,9 @@ class Journal:
         """It is at no replica any more; one that broke is avoided, and held against the request."""
         if loss is Loss.BROKEN:
             self.lost_on.append(self.replica_id)
+            has_progressed = self.num_tokens > self._num_tokens_at_loss
+            self.num_suspect_losses = 1 if has_progressed else self.num_suspect_losses + 1
+            self._num_tokens_at_loss = self.num_tokens
         self._attempt += 1
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:

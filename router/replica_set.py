@@ -86,9 +86,10 @@ class ReplicaSet:
             Overloaded: all replicas' queues are full.
             ReplicaLost: no replica came within the time set, or the request has lost too many.
         """
-        if len(journal.lost_on) >= self._limits.max_lost_replicas:
+        if journal.num_suspect_losses >= self._limits.max_lost_replicas:
             raise ReplicaLost(
-                f"request lost {len(journal.lost_on)} replicas ({', '.join(journal.lost_on)}) and is given up"
+                f"{journal.num_suspect_losses} replicas in a row broke before they had a token of this request "
+                f"({', '.join(journal.lost_on[-journal.num_suspect_losses :])}): it is given up"
             )
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
         while not self.open_views:

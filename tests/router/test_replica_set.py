@@ -247,6 +247,19 @@ async def test_a_request_that_has_killed_replicas_is_given_up(make_edge) -> None
         await edge.replica_set.place_or_wait(one, Recorder(), 0.0)
 
 
+async def test_a_bystander_that_gets_ahead_outlives_any_number_of_replicas(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2))
+    one = journal()
+
+    for _ in range(5):
+        one.output_token_ids.append(7)
+        one.note_loss(Loss.BROKEN)
+        await edge.replica_set.place_or_wait(one, Recorder(), 0.0)
+        edge.replica_set.withdraw(one)
+
+    assert one.num_suspect_losses == 1
+
+
 async def test_membership_is_handed_over_between_threads() -> None:
     membership = Membership()
     seen: list[dict[str, str]] = []
