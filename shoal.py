@@ -6,16 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.offline.llm import LLM
-    from deploy.offline.outputs import CompletionOutput, Logprob, RequestOutput
+    from deploy.offline.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+    )
     from deploy.offline.sampling_params import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "deploy.offline.llm",
     "SamplingParams": "deploy.offline.sampling_params",
     "RequestOutput": "deploy.offline.outputs",
     "CompletionOutput": "deploy.offline.outputs",
+    "EmbeddingRequestOutput": "deploy.offline.outputs",
+    "PoolingRequestOutput": "deploy.offline.outputs",
     "Logprob": "deploy.offline.outputs",
 }
 

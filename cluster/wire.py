@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 from cluster.proto import shoal_pb2 as pb
 from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
@@ -57,6 +58,7 @@ def request_to_wire(request: EngineRequest) -> pb.Submit:
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs,
+            pooling=params.pooling or "",
         ),
     )
 
@@ -103,13 +105,27 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
             stop_token_ids=tuple(params.stop_token_ids),
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+            pooling=_pooling(params.pooling),
         ),
     )
+
+
+def _pooling(word: str) -> Literal["mean", "last"] | None:
+    match word:
+        case "":
+            return None
+        case "mean":
+            return "mean"
+        case "last":
+            return "last"
+    raise InvalidRequest(f"pooling is {word!r}, it must be 'mean' or 'last'", "pooling")
 
 
 def output_to_wire(output: TokenOutput, request_id: str) -> pb.TokenOutput:
     """New tokens, under the ingress's id of the request."""
     message = pb.TokenOutput(request_id=request_id, token_ids=output.token_ids)
+    if output.pooled is not None:
+        message.pooled = output.pooled
     if output.finish_reason is not None:
         message.finish_reason = output.finish_reason.value
         message.num_preemptions = output.num_preemptions
@@ -144,6 +160,7 @@ def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
         error=message.error or None,
         error_param=message.error_param or None,
         is_user_error=message.is_user_error,
+        pooled=message.pooled or None,
     )
 
 

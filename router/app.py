@@ -26,6 +26,7 @@ from router.openai.body import read_body
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
 from router.openai.document import body_of, document
+from router.openai.embeddings import EmbeddingBody, answer_embeddings
 from router.openai.health import deep_health, health
 from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
@@ -84,6 +85,11 @@ def build_app(
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody, max_body_bytes)
         return await answer_completion(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.post("/v1/embeddings", openapi_extra=body_of("EmbeddingBody"))
+    async def embeddings(request: Request) -> Response:
+        body = await read_body(request, EmbeddingBody, max_body_bytes)
+        return await answer_embeddings(ingress, metrics, body, uuid.uuid4().hex)
 
     @app.get("/v1/models")
     async def list_models() -> Response:

@@ -34,6 +34,8 @@ class Limits:
     max_body_bytes: int = 8 * 1024 * 1024
     max_choices: int = 128
     """Of one HTTP request: prompts times ``n``. OpenAI's own limit on ``n`` is 128."""
+    max_inputs: int = 2048
+    """Texts of one embeddings request; OpenAI's limit."""
     max_logprobs: int = 20
     """OpenAI's limit on ``top_logprobs``."""
     max_stop_strings: int = 64

@@ -7,6 +7,7 @@ queued up meanwhile is taken together. The consumer must call ``close``: it is w
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,9 @@ from router.text.stop import StopMatcher
 from router.trace_recorder import TraceRecorder
 from workers.engine.errors import InvalidRequest, Overloaded, ShoalError
 from workers.engine.request import ChoiceParams, FinishReason
+
+MAX_AT_ONCE = 128
+"""Engine requests that one HTTP request has at replicas at a time, so that a long list does not fill a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Choice:
         "index",
         "journal",
         "num_cached_tokens",
+        "pooled",
         "stop_reason",
     )
 
@@ -63,6 +68,8 @@ class Choice:
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the model's own end."""
         self.num_cached_tokens: int | None = None
+        self.pooled = b""
+        """The prompt's vector, float32 little-endian, where ``params.pooling`` asked for one."""
         self._detokenizer = Detokenizer(table, skip_special_tokens=text.skip_special_tokens)
         self._stops = StopMatcher(text.stop, include_in_output=text.include_stop) if text.stop else None
         self._mailbox = mailbox
@@ -85,6 +92,8 @@ class Choice:
             return False
         if self.num_cached_tokens is None and output.HasField("num_cached_tokens"):
             self.num_cached_tokens = output.num_cached_tokens
+        if output.pooled:
+            self.pooled = output.pooled
         token_ids = output.token_ids
         logprobs = output.logprobs
         stop_token_id = output.stop_token_id if output.HasField("stop_token_id") else None
@@ -191,6 +200,8 @@ class Generation:
         self._arrival_s = arrival_s
         self._recorder = recorder
         self._unplaced: list[Choice] = []
+        self._queued: deque[Choice] = deque()
+        """Choices that wait for others of this request to end."""
         self._ready: list[Delta] = []
 
     @property
@@ -220,12 +231,13 @@ class Generation:
             choice.end(FinishReason.LENGTH, self._ready)
 
     async def start(self) -> None:
-        """Place all choices, waiting for a replica if there is none.
+        """Place all choices, or the first of very many, waiting for a replica if there is none.
 
         Raises:
             Overloaded, ReplicaLost: some choice has no place; ``close`` takes back the others.
         """
-        for choice in self.choices:
+        self._queued.extend(self.choices[MAX_AT_ONCE:])
+        for choice in self.choices[:MAX_AT_ONCE]:
             if choice.finish_reason is None:
                 await self._replicas.place_or_wait(choice.journal, choice, self._arrival_s)
 
@@ -274,6 +286,8 @@ class Generation:
             return
         if choice.absorb(output, deltas) or reason:
             self._replicas.withdraw(choice.journal)
+            if self._queued:
+                self._unplaced.append(self._queued.popleft())
 
     def _take_back(self, choice: Choice, loss: Loss) -> None:
         self._replicas.withdraw(choice.journal)

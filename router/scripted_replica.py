@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -221,6 +222,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             output.finish_reason, output.stop_token_id = "stop", token_id
         elif running.next_token >= params.max_tokens:
             output.finish_reason = "length"
+        if params.pooling:
+            output.pooled = struct.pack("<4f", *(len(submit.prompt_token_ids) + i for i in range(4)))
         if params.HasField("num_logprobs"):
             top = [token_id + i for i in range(params.num_logprobs)]
             output.logprobs.add(

@@ -6,6 +6,7 @@ around the model drive the real engine with it.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class ScriptedExecutor:
             self._params[new_row.row] = new_row.params
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
+        pooled: list[bytes | None] = []
         for row, start, num_tokens, samples in zip(
             plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True
         ):
@@ -56,9 +58,13 @@ class ScriptedExecutor:
                 )
                 token_ids.append(token_id)
                 logprobs.append(self._logprobs_of(token_id, params))
+                pooled.append(struct.pack("<4f", start + num_tokens, 1, 2, 3) if params.pooling else None)
         told = logprobs if any(entry is not None for entry in logprobs) else None
         self._last_due_s = max(self._clock(), self._last_due_s) + self._step_s
-        self._results.append((self._last_due_s, StepResult(plan.step_id, token_ids, told, self._step_s)))
+        vectors = pooled if any(pooled) else None
+        self._results.append(
+            (self._last_due_s, StepResult(plan.step_id, token_ids, told, self._step_s, vectors))
+        )
 
     def collect(self) -> StepResult:
         """The oldest result, once it is due."""

@@ -17,7 +17,14 @@ from tqdm import tqdm
 
 from deploy.offline.choice import Choice
 from deploy.offline.executor import start_executor
-from deploy.offline.outputs import RequestOutput
+from deploy.offline.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from deploy.offline.pooling import PooledChoice, pooled_params, unit
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import ServeSettings, make_settings
 from router.text.tokenizer import Tokenizer
@@ -97,7 +104,7 @@ class LLM:
         self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, Choice | PooledChoice] = {}
 
     # -- generating ---------------------------------------------------------------------------------------
 
@@ -143,6 +150,58 @@ class LLM:
         conversations: Iterable[Any] = [messages] if one_conversation else messages
         prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(list(one))} for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector of length 1 for each prompt: its last hidden states, their mean or the last one.
+
+        Raises:
+            UserError: a prompt cannot be served; nothing was computed.
+        """
+        return [
+            EmbeddingRequestOutput(
+                one.request.request_id, EmbeddingOutput(unit(one.vector)), one.request.prompt_token_ids
+            )
+            for one in self._pool(prompts, pooling, use_tqdm)
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """As ``embed``, with the vectors as the model gives them, as tensors."""
+        import torch
+
+        return [
+            PoolingRequestOutput(
+                one.request.request_id, PoolingOutput(torch.tensor(one.vector)), one.request.prompt_token_ids
+            )
+            for one in self._pool(prompts, pooling, use_tqdm)
+        ]
+
+    def _pool(self, prompts: Prompt | Sequence[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
+        params = pooled_params(pooling)
+        choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in _as_list(prompts)]
+        try:
+            for choice in choices:
+                request = choice.request
+                self._choices[request.request_id] = choice
+                self._engine.add(
+                    EngineRequest(request.request_id, request.prompt_token_ids, params), time.monotonic()
+                )
+            self._run([choice.request for choice in choices], use_tqdm)
+        except BaseException:
+            self._withdraw()
+            raise
+        return choices
 
     @property
     def load(self) -> Load:

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
+from router.openai.embeddings import EmbeddingBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody
 
-_BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+_BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 
 _REFERENCE = "#/components/schemas/{model}"
 

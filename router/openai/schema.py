@@ -15,7 +15,7 @@ _MAX_SEED = 2**64 - 1
 Unset = Annotated[Any, Field(default=None, json_schema_extra={"description": "Not supported yet."})]
 
 
-def _kind(value: object) -> str:
+def input_kind(value: object) -> str:
     """Which form of a field is meant, so that an error speaks of that form alone."""
     if not isinstance(value, list):
         return "<one>"
@@ -179,7 +179,7 @@ class CompletionBody(SamplingBody):
         | Annotated[list[str], Field(min_length=1), Tag("<many>")]
         | Annotated[list[int], Tag("<ids>")]
         | Annotated[list[Annotated[list[int], Field(min_length=1)]], Tag("<id lists>")],
-        Discriminator(_kind),
+        Discriminator(input_kind),
     ]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)

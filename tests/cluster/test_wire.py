@@ -35,7 +35,7 @@ def test_a_request_survives_the_wire(
 ) -> None:
     params = ChoiceParams(
         max_tokens=7, temperature=temperature, seed=seed, num_logprobs=num_logprobs, logit_bias=bias,
-        stop_token_ids=(3, 4), ignore_eos=True, choice_index=2,
+        stop_token_ids=(3, 4), ignore_eos=True, choice_index=2, pooling="last",
     )  # fmt: skip
     request = EngineRequest(
         "a", prompt, params, output, [b"x" * 16, b"y" * 16], b"root", priority=-3, arrival_s=1.5
@@ -55,6 +55,14 @@ def test_a_number_that_is_not_finite_is_refused_by_name(name: str) -> None:
         wire.request_from_wire(submit, "a")
 
     assert caught.value.param == name
+
+
+def test_an_unknown_pooling_is_refused() -> None:
+    submit = wire.request_to_wire(EngineRequest("a", [1], ChoiceParams(max_tokens=1)))
+    submit.params.pooling = "max"
+
+    with pytest.raises(InvalidRequest, match="'max'"):
+        wire.request_from_wire(submit, "a")
 
 
 def test_hashes_that_are_cut_off_are_refused() -> None:

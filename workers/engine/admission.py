@@ -24,6 +24,8 @@ def validate(request: EngineRequest, config: EngineConfig) -> None:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
     if max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", param="max_tokens")
+    if request.params.pooling is not None and max_tokens != 1:
+        raise InvalidRequest(f"a pooled request has max_tokens 1, got {max_tokens}", param="max_tokens")
     if num_prompt_tokens >= config.max_model_len:
         raise PromptTooLong(
             f"the prompt has {num_prompt_tokens:,} tokens; this model takes {config.max_model_len:,}, "

@@ -111,7 +111,7 @@ class Engine:
         block_size, cache = self.config.block_size, self._scheduler.cache
         finished = Status.FINISHED
         outputs: list[TokenOutput] = []
-        logprobs = result.logprobs
+        logprobs, pooled = result.logprobs, result.pooled
         for index, (request, token_id) in enumerate(zip(step.sampling, result.token_ids, strict=True)):
             request.num_in_flight -= 1
             if request.status is finished:
@@ -121,7 +121,15 @@ class Engine:
             finish_reason = None
             if token_id in request.stop_token_ids or num_known >= request.max_len:
                 finish_reason = _finish_reason(request, token_id)
-            outputs.append(_output(request, [token_id], finish_reason, logprobs[index] if logprobs else None))
+            outputs.append(
+                _output(
+                    request,
+                    [token_id],
+                    finish_reason,
+                    logprobs[index] if logprobs else None,
+                    pooled[index] if pooled else None,
+                )
+            )
             if num_known % block_size == 0:
                 cache.register(request)
             if finish_reason is not None:
@@ -196,6 +204,7 @@ def _output(
     token_ids: list[int],
     finish_reason: FinishReason | None,
     logprobs: TokenLogprobs | None,
+    pooled: bytes | None = None,
 ) -> TokenOutput:
     """What one step says to one request; the first output tells also how it began."""
     is_first = not request.reported
@@ -209,4 +218,5 @@ def _output(
         request.num_cached_tokens if is_first else None,
         request.num_preemptions,
         waited_s=request.waited_s if is_first else None,
+        pooled=pooled,
     )

@@ -52,7 +52,8 @@ class KVCache:
         At least the last token known is left out: computing it gives the logits to sample from.
         """
         block_ids: list[int] = []
-        if self._caches_prefixes:
+        # A mean is over the hidden states of all tokens, which a cached block does not give.
+        if self._caches_prefixes and request.request.params.pooling != "mean":
             for index in range((len(request.token_ids) - 1) // self._block_size):
                 block_id = self._pool.find(request.hash_at(index, self._block_size, self._root))
                 if block_id is None:

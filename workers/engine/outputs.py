@@ -29,6 +29,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     is_user_error: bool = False
     waited_s: float | None = None
     """From taking up to the first step planned; set in the first output only."""
+    pooled: bytes | None = None
+    """The vector that ``ChoiceParams.pooling`` asked for, float32 little-endian."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

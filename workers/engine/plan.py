@@ -75,6 +75,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """None when no row asked for any."""
     elapsed_s: float = 0.0
     """From the start of the step's work on the rank to its sampled tokens."""
+    pooled: list[bytes | None] | None = None
+    """Vectors of rows that end with one, float32 little-endian; None when no row does."""
 
 
 class Executor(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class FinishReason(StrEnum):
@@ -50,6 +51,10 @@ class ChoiceParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None: no logprobs; k: of the sampled token and of the k likeliest."""
+
+    pooling: Literal["mean", "last"] | None = None
+    """Report the prompt's last hidden states as one vector, their mean or the last one, with the first token;
+    such a request has ``max_tokens`` 1. None: nothing is reported of them."""
 
     @property
     def has_penalties(self) -> bool:

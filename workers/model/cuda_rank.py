@@ -14,6 +14,7 @@ from workers.engine.request import ChoiceParams
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
+from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
@@ -33,6 +34,7 @@ class _Launched:
     logprobs: SampledLogprobs | None
     logprob_places: list[int]
     """Which of the sampled rows ``logprobs`` speaks of."""
+    pooled: PooledRows | None = None
 
 
 class CudaRank(Rank):
@@ -99,7 +101,8 @@ class CudaRank(Rank):
             for place, one in zip(step.logprob_places, step.logprobs.by_row(), strict=True):
                 logprobs[place] = one
         elapsed_s = step.started.elapsed_time(step.done) / 1e3
-        return StepResult(step.plan.step_id, step.token_ids.tolist(), logprobs, elapsed_s)
+        pooled = step.pooled.by_row(len(step.token_ids)) if step.pooled is not None else None
+        return StepResult(step.plan.step_id, step.token_ids.tolist(), logprobs, elapsed_s, pooled)
 
     def ready(self) -> bool:
         """See ``Executor``."""
@@ -117,8 +120,14 @@ class CudaRank(Rank):
         for new in plan.new_rows:
             self._is_plain[new.row] = is_plain(new.params)
         self._sampler.enter(plan.new_rows)
+        self._pooler.enter(plan.new_rows)
         self._buffers.enter(plan.new_rows)
-        is_decode = self._graphs is not None and all(plan.samples) and max(plan.num_tokens) == 1
+        is_decode = (
+            self._graphs is not None
+            and all(plan.samples)
+            and max(plan.num_tokens) == 1
+            and not self._pooler.wants(plan)
+        )
         run = self._run_decode if is_decode else self._run_mixed
         return run(plan, started)
 
@@ -149,6 +158,7 @@ class CudaRank(Rank):
             attended, residual = self._prefill_graphs.run(inputs)
         else:
             attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
+        pooled = self._pool(plan, attended, residual)
         logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
         if rows and self.config.tp_rank == 0:
             buffers, columns = self._buffers, self._buffers.columns
@@ -162,7 +172,7 @@ class CudaRank(Rank):
                 buffers.drawn,
                 buffers.scratch,
             )
-        return self._finish(plan, started, rows, last_positions, logits)
+        return self._finish(plan, started, rows, last_positions, logits, pooled)
 
     def _finish(
         self,
@@ -171,6 +181,7 @@ class CudaRank(Rank):
         rows: list[int],
         last_positions: list[int],
         logits: Tensor,
+        pooled: PooledRows | None = None,
     ) -> _Launched:
         """Sample what the draw does not, share tokens with the group, start the copies to the host."""
         places = [place for place, row in enumerate(rows) if not self._is_plain[row]]
@@ -188,7 +199,7 @@ class CudaRank(Rank):
         token_ids = self._buffers.fetch(len(rows))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
-        return _Launched(plan, started, done, token_ids, logprobs, places)
+        return _Launched(plan, started, done, token_ids, logprobs, places, pooled)
 
     def _sample_others(
         self, rows: list[int], last_positions: list[int], logits: Tensor, places: list[int]

@@ -102,10 +102,12 @@ class LlamaDecoder:
         """Finish what ``attend_all`` began, for some tokens: nothing after the last attention looks at others."""
         if sample_tokens.shape[0] == 0:
             return residual.new_empty(0, self.config.vocab_size)
-        hidden = self._finish_layer(
-            self.layers[-1], attended[sample_tokens], residual[sample_tokens], self.norm
-        )
+        hidden = self.hidden(attended, residual, sample_tokens)
         return self.group.gather_columns(self.head(hidden), self.vocab_widths)
+
+    def hidden(self, attended: Tensor, residual: Tensor, tokens: Tensor) -> Tensor:
+        """Final hidden states of some tokens of the step, normalised; changes neither argument."""
+        return self._finish_layer(self.layers[-1], attended[tokens], residual[tokens], self.norm)
 
     def _finish_layer(
         self, layer: DecoderLayer, attended: Tensor, residual: Tensor, next_norm: Tensor

@@ -24,6 +24,7 @@ from workers.model.batch import Batch
 from workers.model.device import choose_dtype, read_cpu_flags
 from workers.model.kv_pool import KVLayout, cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
+from workers.model.pooler import PooledRows, Pooler
 from workers.model.rank_config import RankConfig
 from workers.model.row_sampler import RowSampler, SampledLogprobs
 from workers.model.tensor_parallel import TensorParallelGroup
@@ -43,6 +44,7 @@ class _Launched:
     started_s: float
     token_ids: Tensor
     logprobs: SampledLogprobs | None
+    pooled: PooledRows | None
     done: torch.cuda.Event | None
     """None on a CPU."""
 
@@ -120,6 +122,7 @@ class Rank:
         config = self.config
         self._kv_cache = self._layout.allocate(num_blocks, self.device)
         self._batch = Batch(config.max_num_seqs, self.max_model_len, config.block_size, self.device)
+        self._pooler = Pooler()
         self._sampler = RowSampler(config.max_num_seqs, self.model_config.eos_token_ids, self._batch)
 
     def warm_up(self) -> None:
@@ -160,6 +163,7 @@ class Rank:
             token_ids=launched.token_ids.tolist(),
             logprobs=launched.logprobs.by_row() if launched.logprobs is not None else None,
             elapsed_s=time.perf_counter() - launched.started_s,
+            pooled=launched.pooled.by_row(len(launched.token_ids)) if launched.pooled is not None else None,
         )
 
     def ready(self) -> bool:
@@ -182,7 +186,11 @@ class Rank:
         assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
-        logits = self._decoder.forward(self._batch.inputs(plan, self._min_num_tokens), self._kv_cache)
+        self._pooler.enter(plan.new_rows)
+        inputs = self._batch.inputs(plan, self._min_num_tokens)
+        attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
+        pooled = self._pool(plan, attended, residual)
+        logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
         scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
         rows = [
             self._sampler.sampled_row(row, start + count)
@@ -198,7 +206,15 @@ class Rank:
                 token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             self._group.broadcast(token_ids)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
-        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, None))
+        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, None))
+
+    def _pool(self, plan: StepPlan, attended: Tensor, residual: Tensor) -> PooledRows | None:
+        """Vectors of prompts that end with this step, where any were asked for."""
+        if not self._pooler.wants(plan):
+            return None
+        return self._pooler.pool(
+            plan, lambda tokens: self._decoder.hidden(attended, residual, tokens), self.device
+        )
 
     def _send_home(self, launched: _Launched) -> _Launched:
         """Start the copies to the host and mark their end."""
@@ -211,7 +227,7 @@ class Rank:
         token_ids = _copy_to_host(launched.token_ids)
         done = torch.cuda.Event()
         done.record()
-        return _Launched(launched.plan, launched.started_s, token_ids, logprobs, done)
+        return _Launched(launched.plan, launched.started_s, token_ids, logprobs, launched.pooled, done)
 
     @torch.inference_mode()
     def _choose_padding(self) -> int:

@@ -7,6 +7,7 @@ import torch
 
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
+from workers.engine.plan import NewRow, StepPlan
 from workers.engine.request import ChoiceParams
 from workers.model import rank as rank_module
 from workers.model import tensor_source
@@ -72,3 +73,24 @@ def test_memory_left_by_the_utilization_becomes_blocks(make_rank, demo_model: Mo
     total = torch.cuda.mem_get_info()[1]
     pool_bytes = rank.max_num_blocks() * rank._layout.block_bytes
     assert 0.3 * total < pool_bytes < 0.5 * total
+
+
+def test_vectors_of_prompts_equal_the_cpus(make_rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        rank_module, "open_source", lambda *args: tensor_source.DummySource(3, torch.device("cpu"))
+    )
+    fields = {"load_format": "dummy", "model_config": CONFIG, "dtype": "float32", "kv_cache_bytes": 1 << 26}
+    params = [ChoiceParams(max_tokens=1, pooling=kind) for kind in ("mean", "last")]
+    rows = [NewRow(row, PROMPTS[2 - row], len(PROMPTS[2 - row]), one) for row, one in enumerate(params)]
+    lengths = [len(row.token_ids) for row in rows]
+    tables = [list(range(20)), list(range(20, 24))]
+
+    vectors = []
+    for device in ("cpu", "cuda"):
+        rank = make_rank(device=device, **fields)
+        rank.launch(StepPlan(0, rows, [0, 1], [0, 0], lengths, [True, True], tables))
+        pooled = rank.collect().pooled
+        vectors.append([torch.frombuffer(bytearray(one), dtype=torch.float32) for one in pooled])
+
+    for on_cpu, on_gpu in zip(*vectors, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, atol=1e-4, rtol=1e-4)
