@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention_scores import soft_capped
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -71,14 +72,26 @@ def decode_attention(
     attention: DecodeAttention,
     scale: float,
     out: Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Attend from each token to its row's context, reading shared prefixes once for all rows; shapes as below."""
-    work, shared = attention.work, attention.shared
+    work, shared, tables = attention.work, attention.shared, attention.block_tables
     if shared is not None:
         shared_prefix_attention(
-            q, kv_cache, layer, attention.block_tables, shared, scale, work.partial, work.lse
+            q,
+            kv_cache,
+            layer,
+            tables,
+            shared,
+            scale,
+            work.partial,
+            work.lse,
+            work.positions,
+            window,
+            soft_cap,
         )
-    return decode_attention_over_work(q, kv_cache, layer, attention.block_tables, work, scale, out)
+    return decode_attention_over_work(q, kv_cache, layer, tables, work, scale, out, window, soft_cap)
 
 
 def decode_attention_over_work(
@@ -89,6 +102,8 @@ def decode_attention_over_work(
     work: DecodeWork,
     scale: float,
     out: Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Attend from each token of ``q`` that the list names to its row's context, as ``paged_decode_attention`` does.
 
@@ -102,6 +117,8 @@ def decode_attention_over_work(
         work: the list of pieces; slots of a row are neighbours.
         scale: factor on the scores.
         out: as ``q``; rows that the list does not name are left as they are. None: a new tensor.
+        window: how many of the last tokens count, 0 for all; pieces before them read nothing.
+        soft_cap: bound on the scaled scores, 0 for none; see ``kernels.attention_scores``.
 
     Raises:
         ValueError: shapes do not fit together.
@@ -117,6 +134,7 @@ def decode_attention_over_work(
     out = torch.empty_like(q) if out is None else out
     group = num_heads // num_kv_heads
     pdl = has_pdl(q.device)
+    options = work_options(head_dim, q.element_size(), pdl, is_plain=not (window or soft_cap))
     _decode_work_kernel[((work.shares.shape[0] - 1) * num_kv_heads,)](
         q,
         kv_cache,
@@ -135,43 +153,56 @@ def decode_attention_over_work(
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
+        WINDOW=window,
+        SOFT_CAP=soft_cap * _LOG2_E,
         PDL=pdl,
-        **work_constants(head_dim, group, q.element_size(), pdl),
-        **work_options(head_dim, q.element_size(), pdl),
+        **work_constants(head_dim, group, options["num_warps"]),
+        **options,
         **pdl_options(pdl),
     )
     return out
 
 
 def decode_attention_over_work_ref(
-    q: Tensor, kv_cache: Tensor, layer: int, block_tables: Tensor, rows: Tensor, lens: Tensor, scale: float
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    rows: Tensor,
+    lens: Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Say what pieces that cover ``lens`` tokens of ``rows`` add up to."""
-    return paged_decode_attention_ref(q, kv_cache, layer, block_tables[rows.long()], lens, scale)
+    tables = block_tables[rows.long()]
+    return paged_decode_attention_ref(q, kv_cache, layer, tables, lens, scale, window, soft_cap)
 
 
-def work_constants(head_dim: int, group: int, element_size: int, is_hopper: bool) -> dict[str, int]:
+def work_constants(head_dim: int, group: int, num_warps: int) -> dict[str, int]:
     """How the kernel cuts its work for a head size and query heads a KV head: its constants by name."""
     head_padded, group_merged = next_power_of_2(head_dim), next_power_of_2(group)
-    merged_numbers = _MERGED_NUMBERS * work_options(head_dim, element_size, is_hopper)["num_warps"]
     return {
         "GROUP": group,
         "GROUP_PADDED": max(16, group_merged),
         "HEAD_PADDED": head_padded,
         "TILE": TILE,
         "GROUP_MERGED": group_merged,
-        "MERGE": max(merged_numbers // (group_merged * head_padded), 1),
+        "MERGE": max(_MERGED_NUMBERS * num_warps // (group_merged * head_padded), 1),
     }
 
 
-def work_options(head_dim: int, element_size: int, is_hopper: bool) -> dict[str, int]:
+def work_options(head_dim: int, element_size: int, is_hopper: bool, is_plain: bool = True) -> dict[str, int]:
     """Warps and tiles in flight. One warp needs no exchange with others; eight keep a multiprocessor busy.
 
     Measured on an H200, 1, 64 and 256 rows of 576 tokens: 9.0, 43, 151 us; four warps on 64 tokens take 13, 49, 159.
     """
     if element_size == 4:
         return {"num_warps": 4, "num_stages": 1}
-    return {"num_warps": 1 if head_dim <= 128 and is_hopper else 4, "num_stages": 2}
+    if head_dim > 128 or not is_hopper:
+        return {"num_warps": 4, "num_stages": 2}
+    # With a window or a soft cap one warp has too few registers.
+    return {"num_warps": 1 if is_plain else 2, "num_stages": 2}
 
 
 # What changes from layer to layer must not lead to a new variant.
@@ -200,6 +231,8 @@ def _decode_work_kernel(
     TILE: tl.constexpr,
     GROUP_MERGED: tl.constexpr,
     MERGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One KV head of one piece after the other; the query heads of the KV head are the rows of one product."""
@@ -220,6 +253,9 @@ def _decode_work_kernel(
         table = block_tables_ptr + tl.load(item + 1).to(tl.int64) * table_stride
         start = tl.load(item + 2)
         end = tl.minimum(tl.load(item + 3), tl.load(token_positions_ptr + token) + 1)
+        if WINDOW:
+            first_seen = tl.maximum(tl.load(token_positions_ptr + token) + 1 - WINDOW, 0)
+            start = tl.maximum(start, first_seen // TILE * TILE)
         slot = tl.load(item + 4)
         num_slots = tl.load(item + 7)
         q_place = (token * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + columns[None, :]
@@ -239,13 +275,19 @@ def _decode_work_kernel(
                 kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
             )
             scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
-            scores = tl.where(inside[None, :], scores, float("-inf"))
+            if SOFT_CAP > 0:
+                scores = soft_capped(scores, SOFT_CAP)
+            seen = inside & (tokens >= first_seen) if WINDOW else inside
+            scores = tl.where(seen[None, :], scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_highest[:, None])
             fade = tl.exp2(highest - new_highest)
             total = total * fade + tl.sum(weights, axis=1)
             acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
             highest = new_highest
+        if WINDOW:
+            # A piece before the window has read nothing: its weight is 2 ** -inf.
+            total = tl.maximum(total, 1e-30)
         acc = acc / total[:, None]
         if num_slots == 1:
             tl.store(out_ptr + q_place, acc.to(out_ptr.dtype.element_ty), mask=inside_q)
@@ -281,10 +323,10 @@ def _decode_work_kernel(
                         cache_modifier=".cg",
                     )
                     new_top = tl.maximum(highest_merged, tl.max(lse, axis=0))
-                    # Heads of padding have no finite score at all.
-                    new_top = tl.where(in_merged, new_top, 0.0)
-                    faded = tl.exp2(highest_merged - new_top)
-                    share_of = tl.exp2(lse - new_top[None, :])
+                    # Heads of padding have no finite score at all, nor have pieces before a window.
+                    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+                    faded = tl.exp2(highest_merged - shift)
+                    share_of = tl.exp2(lse - shift[None, :])
                     total_merged = total_merged * faded + tl.sum(share_of, axis=0)
                     acc_merged = acc_merged * faded[:, None] + tl.sum(part * share_of[:, :, None], axis=0)
                     highest_merged = new_top

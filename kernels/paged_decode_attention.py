@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.attention_scores import cap_and_mask_ref, soft_capped
 from kernels.jit import tl, triton
 from kernels.native import HEAD_DIM_STEP, MAX_BLOCK_SIZE, MAX_HEAD_DIM, native_kernels
 
@@ -18,7 +19,14 @@ _LOG2_E = 1.4426950408889634
 
 
 def paged_decode_attention_ref(
-    q: Tensor, kv_cache: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, scale: float
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Say in plain torch what ``paged_decode_attention`` must return: float32 inside.
 
@@ -35,11 +43,20 @@ def paged_decode_attention_ref(
     heads = torch.arange(2 * num_kv_heads, device=q.device).view(2, 1, num_kv_heads, 1)
     pieces = torch.embedding(kv_cache.view(-1, block_size * head_dim), blocks[:, None] + heads)
     keys, values = pieces.view(2, num_rows * num_kv_heads, num_blocks * block_size, head_dim).float()
-    outside = torch.arange(num_blocks * block_size, device=q.device) >= context_lens[:, None]
-    bias = torch.zeros(outside.shape, device=q.device).masked_fill_(outside, torch.finfo(torch.float32).min)
-    bias = bias.repeat_interleave(num_kv_heads, dim=0).unsqueeze(1)
+    tokens = torch.arange(num_blocks * block_size, device=q.device)
     grouped = q.float().view(num_rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=scale)
+    if window or soft_cap:
+        scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(scale).view(num_rows, -1, tokens.shape[0])
+        # A row without context is zeroed below; until then it looks at its first slot.
+        last = (context_lens - 1).clamp(min=0).long()[:, None]
+        scores = cap_and_mask_ref(scores, last, tokens, window, soft_cap)
+        scores = scores.view(num_rows * num_kv_heads, -1, tokens.shape[0])
+    else:
+        outside = tokens >= context_lens[:, None]
+        bias = torch.zeros(outside.shape, device=q.device)
+        bias.masked_fill_(outside, torch.finfo(torch.float32).min)
+        bias = bias.repeat_interleave(num_kv_heads, dim=0).unsqueeze(1)
+        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=scale)
     out = torch.bmm(scores.softmax(-1), values).view(num_rows, num_heads, head_dim)
     return out.masked_fill_((context_lens == 0).view(-1, 1, 1), 0.0).to(q.dtype)
 
@@ -52,6 +69,8 @@ def paged_decode_attention(
     context_lens: Tensor,
     scale: float,
     max_context_len: int,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Attend from one token a row to all tokens of that row's context.
 
@@ -66,6 +85,8 @@ def paged_decode_attention(
         context_lens: [num_rows] int32, the query's own token included; 0 gives a row of zeros.
         scale: factor on the scores, usually ``head_dim ** -0.5``.
         max_context_len: no less than any context length; sizes the grid.
+        window: how many of the last tokens count, 0 for all.
+        soft_cap: bound on the scaled scores, 0 for none; see ``kernels.attention_scores``.
 
     Returns:
         [num_rows, num_heads, head_dim] in ``q``'s dtype.
@@ -92,12 +113,16 @@ def paged_decode_attention(
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
     if q.device.type == "cuda":
-        return _launch(q, kv_cache, layer, block_tables, context_lens, scale, max_context_len)
+        return _launch(
+            q, kv_cache, layer, block_tables, context_lens, scale, max_context_len, window, soft_cap
+        )
     is_float32 = q.dtype == kv_cache.dtype == torch.float32
     is_fitting = head_dim % HEAD_DIM_STEP == 0 and head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE
-    native = native_kernels() if is_float32 and is_fitting else None
-    kernel = native.paged_decode_attention if native is not None else paged_decode_attention_ref
-    return kernel(q, kv_cache, layer, block_tables, context_lens, scale)
+    is_plain = not (window or soft_cap)
+    native = native_kernels() if is_plain and is_float32 and is_fitting else None
+    if native is not None:
+        return native.paged_decode_attention(q, kv_cache, layer, block_tables, context_lens, scale)
+    return paged_decode_attention_ref(q, kv_cache, layer, block_tables, context_lens, scale, window, soft_cap)
 
 
 def _launch(
@@ -108,6 +133,8 @@ def _launch(
     context_lens: Tensor,
     scale: float,
     max_context_len: int,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     num_rows, num_heads, head_dim = q.shape
     _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -143,6 +170,8 @@ def _launch(
         TILE=TILE,
         SPLIT_TOKENS=SPLIT_TOKENS,
         IS_SPLIT=is_split,
+        WINDOW=window,
+        SOFT_CAP=soft_cap * _LOG2_E,
         num_warps=4,
         num_stages=NUM_STAGES if q.element_size() == 2 else 1,
     )
@@ -156,6 +185,7 @@ def _launch(
             HEAD_DIM=head_dim,
             HEAD_PADDED=head_padded,
             SPLIT_TOKENS=SPLIT_TOKENS,
+            WINDOW=window,
             num_warps=1,
         )
     return out
@@ -184,6 +214,8 @@ def _paged_decode_attention_kernel(
     TILE: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
 ):
     """One KV head of one split of one row a program; online softmax in base 2 (Milakov & Gimelshein 2018)."""
     row = tl.program_id(0).to(tl.int64)
@@ -194,6 +226,12 @@ def _paged_decode_attention_kernel(
     end = tl.minimum(start + SPLIT_TOKENS, context)
     if split > 0 and start >= end:
         return
+    first = 0
+    if WINDOW:
+        first = tl.maximum(context - WINDOW, 0)
+        if first >= end and context > 0:
+            return
+        start = tl.maximum(start, first // TILE * TILE)
     columns = tl.arange(0, HEAD_PADDED)
     group = tl.arange(0, GROUP_PADDED)
     in_head = columns < HEAD_DIM
@@ -218,7 +256,10 @@ def _paged_decode_attention_kernel(
             kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
         )
         scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        if SOFT_CAP > 0:
+            scores = soft_capped(scores, SOFT_CAP)
+        seen = inside & (tokens >= first) if WINDOW else inside
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
         fade = tl.exp2(highest - new_highest)
@@ -246,6 +287,7 @@ def _merge_splits_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """One head of one row a program: partial results weighted by their share of the softmax's sum."""
     row = tl.program_id(0).to(tl.int64)
@@ -256,7 +298,8 @@ def _merge_splits_kernel(
     highest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([HEAD_PADDED], tl.float32)
-    for split in range(tl.cdiv(context, SPLIT_TOKENS)):
+    first_split = tl.maximum(context - WINDOW, 0) // SPLIT_TOKENS if WINDOW else 0
+    for split in range(first_split, tl.cdiv(context, SPLIT_TOKENS)):
         slot = head * num_splits + split
         lse = tl.load(lse_ptr + slot)
         part = tl.load(partial_ptr + slot * HEAD_DIM + columns, mask=in_head, other=0.0)

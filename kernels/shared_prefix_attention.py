@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.attention_scores import soft_capped
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -58,6 +59,9 @@ def shared_prefix_attention(
     scale: float,
     partial: Tensor,
     lse: Tensor,
+    positions: Tensor,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> None:
     """Fill the slots of shared pieces in ``partial`` and ``lse``.
 
@@ -70,6 +74,9 @@ def shared_prefix_attention(
         scale: factor on the scores.
         partial: [max slots, num_heads, head_dim] float32.
         lse: [max slots, num_heads] float32, base 2.
+        positions: [max rows] int32, of each token of the step.
+        window: how many of the last tokens count, 0 for all.
+        soft_cap: bound on the scaled scores, 0 for none; see ``kernels.attention_scores``.
 
     Raises:
         ValueError: shapes do not fit together.
@@ -90,6 +97,7 @@ def shared_prefix_attention(
         work.num_items,
         work.members,
         work.first_slots,
+        positions,
         partial,
         lse,
         scale * _LOG2_E,
@@ -99,6 +107,8 @@ def shared_prefix_attention(
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
+        WINDOW=window,
+        SOFT_CAP=soft_cap * _LOG2_E,
         PDL=pdl,
         **shared_constants(head_dim, group, q.element_size()),
         num_warps=8,
@@ -128,6 +138,7 @@ def _shared_prefix_kernel(
     num_items_ptr,
     members_ptr,
     first_slots_ptr,
+    token_positions_ptr,
     partial_ptr,
     lse_ptr,
     scale_log2,
@@ -142,6 +153,8 @@ def _shared_prefix_kernel(
     HEAD_PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One KV head of one piece after the other: rows times query heads are the rows of one product."""
@@ -165,6 +178,10 @@ def _shared_prefix_kernel(
         q_place = (token.to(tl.int64) * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + columns[None, :]
         inside_q = is_query[:, None] & in_head[None, :]
         q = tl.load(q_ptr + q_place, mask=inside_q, other=0.0)
+        if WINDOW:
+            last = tl.load(token_positions_ptr + token, mask=is_query, other=2147483647)
+            first_seen = last - (WINDOW - 1)
+            start = tl.maximum(start, tl.min(first_seen, axis=0) // TILE * TILE)
         highest = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         acc = tl.zeros([QUERIES, HEAD_PADDED], tl.float32)
@@ -180,13 +197,21 @@ def _shared_prefix_kernel(
                 kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
             )
             scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
+            if SOFT_CAP > 0:
+                scores = soft_capped(scores, SOFT_CAP)
             scores = tl.where(inside[None, :], scores, float("-inf"))
+            if WINDOW:
+                scores = tl.where(tokens[None, :] >= first_seen[:, None], scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - new_highest[:, None])
-            fade = tl.exp2(highest - new_highest)
+            # Before a query's window nothing is finite.
+            shift = tl.where(new_highest == float("-inf"), 0.0, new_highest) if WINDOW else new_highest
+            weights = tl.exp2(scores - shift[:, None])
+            fade = tl.exp2(highest - shift)
             total = total * fade + tl.sum(weights, axis=1)
             acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
             highest = new_highest
+        if WINDOW:
+            total = tl.maximum(total, 1e-30)
         slot = tl.load(first_slots_ptr + token, mask=is_query, other=0) + tl.load(item + 5)
         spot = slot.to(tl.int64) * NUM_KV_HEADS * GROUP + head
         tl.store(

@@ -22,6 +22,8 @@ from kernels import paged_decode_attention as decode
 from kernels import prefill_attention as prefill
 from kernels import shared_prefix_attention as shared_prefix
 
+OPTIONS = ((0, 0.0), (40, 0.0), (10, 0.8), (0, 0.8))
+"""Windows and soft caps."""
 FLOAT_TYPES = (torch.float32, torch.float16)
 
 
@@ -141,12 +143,14 @@ def work_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Te
     q = torch.randn(4, group, head_dim, dtype=dtype)
     scale = head_dim**-0.5
     attention = decode_work.DecodeAttention(tables, work, shared)
-    got = decode_work.decode_attention(q, cache, 1, attention, scale)
-    want = decode_work.decode_attention_over_work_ref(
-        q, cache, 1, tables, torch.arange(4), positions + 1, scale
-    )
-    yield f"decode over work {dtype}", got, want
-    assert not work.counters.any(), "counters are left at zero"
+    for window, soft_cap in OPTIONS:
+        got = decode_work.decode_attention(q, cache, 1, attention, scale, None, window, soft_cap)
+        want = decode_work.decode_attention_over_work_ref(
+            q, cache, 1, tables, torch.arange(4), positions + 1, scale, window, soft_cap
+        )
+        yield f"decode over work {window} {soft_cap} {dtype}", got, want
+        assert not work.counters.any(), "counters are left at zero"
+        work.partial.fill_(float("nan"))
 
 
 def norm_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -189,22 +193,26 @@ def decode_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.
         cache, tables = make_cache(context_lens, num_kv_heads, block_size, head_dim, dtype)
         q = torch.randn(len(context_lens), num_kv_heads * group, head_dim, dtype=dtype)
         lens = torch.tensor(context_lens, dtype=torch.int32)
-        want = decode.paged_decode_attention_ref(q, cache.nan_to_num(), 1, tables, lens, head_dim**-0.5)
-        got = decode._launch(q, cache, 1, tables, lens, head_dim**-0.5, max(context_lens))
-        yield f"decode {head_dim} {context_lens} {dtype}", got, want
+        for window, soft_cap in OPTIONS if head_dim == 64 else OPTIONS[:1]:
+            args = (tables, lens, head_dim**-0.5)
+            want = decode.paged_decode_attention_ref(q, cache.nan_to_num(), 1, *args, window, soft_cap)
+            got = decode._launch(q, cache, 1, *args, max(context_lens), window, soft_cap)
+            yield f"decode {head_dim} {context_lens} {window} {soft_cap} {dtype}", got, want
 
 
 def prefill_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Prefill attention: whole prompts, a chunk after a prefix, a row without queries."""
-    for head_dim, query_lens, context_lens in ((64, [1, 0, 5], [1, 3, 21]), (96, [40], [40])):
+    for head_dim, query_lens, context_lens in ((64, [1, 0, 5, 60], [1, 3, 21, 110]), (96, [40], [40])):
         block_size, num_kv_heads, group = 16, 1, 2
         cache, tables = make_cache(context_lens, num_kv_heads, block_size, head_dim, dtype)
         q = torch.randn(sum(query_lens), num_kv_heads * group, head_dim, dtype=dtype)
         starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
         lens = torch.tensor(context_lens, dtype=torch.int32)
-        want = prefill.prefill_attention_ref(q, cache.nan_to_num(), 1, tables, starts, lens, head_dim**-0.5)
-        got = prefill._launch(q, cache, 1, tables, starts, lens, head_dim**-0.5)
-        yield f"prefill {head_dim} {query_lens} {dtype}", got, want
+        for window, soft_cap in OPTIONS if head_dim == 64 else OPTIONS[:1]:
+            args = (tables, starts, lens, head_dim**-0.5)
+            want = prefill.prefill_attention_ref(q, cache.nan_to_num(), 1, *args, window, soft_cap)
+            got = prefill._launch(q, cache, 1, *args, None, window, soft_cap)
+            yield f"prefill {head_dim} {query_lens} {window} {soft_cap} {dtype}", got, want
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from kernels import (  # noqa: E402
 )
 
 ARCHITECTURES = (80, 90)
+PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0}
+WINDOWED = {"WINDOW": 4096, "SOFT_CAP": 72.0}
 SHARED_MEMORY_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 
@@ -62,11 +64,17 @@ def spilled_bytes(compiled: object, tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (96, 32), (128, 16), (256, 64)])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "options"),
+    [
+        *((size, 16, PLAIN) for size in (64, 80, 96, 128, 256)),
+        *((size, 32, WINDOWED) for size in (128, 256)),
+    ],
+)
 def test_prefill_attention_keeps_its_registers(
-    architecture: int, head_dim: int, block_size: int, tmp_path: Path
+    architecture: int, head_dim: int, block_size: int, options: dict[str, float], tmp_path: Path
 ) -> None:
-    tiles = prefill_attention.prefill_tiles(head_dim, element_size=2, is_hopper=architecture == 90)
+    tiles = prefill_attention.prefill_tiles(head_dim, 2, architecture == 90, options["WINDOW"] > 0)
 
     compiled = compile_kernel(
         prefill_attention._prefill_attention_kernel,
@@ -82,6 +90,7 @@ def test_prefill_attention_keeps_its_registers(
             "HEAD_PADDED": 1 << (head_dim - 1).bit_length(),
             "QUERIES": tiles.queries,
             "TILE": tiles.tokens,
+            **options,
         },
         tiles.num_warps,
         tiles.num_stages,
@@ -115,6 +124,7 @@ def test_decode_attention_keeps_its_registers(
             "TILE": paged_decode_attention.TILE,
             "SPLIT_TOKENS": paged_decode_attention.SPLIT_TOKENS,
             "IS_SPLIT": is_split,
+            **PLAIN,
         },
         num_warps=4,
         num_stages=paged_decode_attention.NUM_STAGES,
@@ -130,7 +140,7 @@ def test_the_merge_of_splits_keeps_its_registers(architecture: int, tmp_path: Pa
         paged_decode_attention._merge_splits_kernel,
         architecture,
         {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "context_lens_ptr": "*i32", "out_ptr": "*bf16"},
-        {"HEAD_DIM": 128, "HEAD_PADDED": 128, "SPLIT_TOKENS": paged_decode_attention.SPLIT_TOKENS},
+        {"HEAD_DIM": 128, "HEAD_PADDED": 128, "WINDOW": 4096, "SPLIT_TOKENS": 512},
         num_warps=1,
     )
 
@@ -190,11 +200,21 @@ def test_silu_mul_keeps_its_registers(architecture: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("head_dim", "block_size", "group"), [(64, 16, 3), (128, 16, 4), (80, 32, 1), (256, 64, 8)]
+    ("head_dim", "block_size", "group", "options"),
+    [
+        *((64, 16, 3, PLAIN), (128, 16, 4, PLAIN), (80, 32, 1, PLAIN), (256, 64, 8, PLAIN)),
+        *((128, 16, 4, WINDOWED), (256, 16, 2, WINDOWED)),
+    ],
 )
 def test_decode_attention_over_work_keeps_its_registers(
-    architecture: int, head_dim: int, block_size: int, group: int, tmp_path: Path
+    architecture: int,
+    head_dim: int,
+    block_size: int,
+    group: int,
+    options: dict[str, float],
+    tmp_path: Path,
 ) -> None:
+    launch = decode_attention_work.work_options(head_dim, 2, architecture == 90, options == PLAIN)
     compiled = compile_kernel(
         decode_attention_work._decode_work_kernel,
         architecture,
@@ -208,22 +228,35 @@ def test_decode_attention_over_work_keeps_its_registers(
             "BLOCK_SIZE": block_size,
             "HEAD_DIM": head_dim,
             "PDL": architecture == 90,
-            **decode_attention_work.work_constants(head_dim, group, 2, architecture == 90),
+            **options,
+            **decode_attention_work.work_constants(head_dim, group, launch["num_warps"]),
         },
-        **decode_attention_work.work_options(head_dim, 2, architecture == 90),
+        **launch,
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
 
 
-@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4), (128, 2)])
-def test_shared_prefix_attention_keeps_its_registers(head_dim: int, group: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "group", "options"), [(64, 3, PLAIN), (128, 4, PLAIN), (128, 2, PLAIN), (128, 4, WINDOWED)]
+)
+def test_shared_prefix_attention_keeps_its_registers(
+    head_dim: int, group: int, options: dict[str, float], tmp_path: Path
+) -> None:
     compiled = compile_kernel(
         shared_prefix_attention._shared_prefix_kernel,
         90,
         dict.fromkeys(("q_ptr", "kv_cache_ptr"), "*bf16")
         | dict.fromkeys(
-            ("block_tables_ptr", "items_ptr", "num_items_ptr", "members_ptr", "first_slots_ptr"), "*i32"
+            (
+                "block_tables_ptr",
+                "items_ptr",
+                "num_items_ptr",
+                "members_ptr",
+                "first_slots_ptr",
+                "token_positions_ptr",
+            ),
+            "*i32",
         )
         | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
         {
@@ -231,6 +264,7 @@ def test_shared_prefix_attention_keeps_its_registers(head_dim: int, group: int, 
             "BLOCK_SIZE": 16,
             "HEAD_DIM": head_dim,
             "PDL": True,
+            **options,
             **shared_prefix_attention.shared_constants(head_dim, group, element_size=2),
         },
         num_warps=8,

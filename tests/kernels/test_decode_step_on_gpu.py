@@ -169,13 +169,14 @@ def test_shared_prefixes_change_nothing(dtype: torch.dtype, head_dim: int, group
     q = randn(num_rows, num_heads, head_dim, dtype=dtype)
     scale = head_dim**-0.5
 
-    got = decode_attention(q, cache, 1, DecodeAttention(cuda["tables"], work, shared), scale)
+    lens, attention = cuda["starts"] + 1, DecodeAttention(cuda["tables"], work, shared)
+    for window, soft_cap in ((0, 0.0), (500, 0.0), (50, 2.0)):
+        got = decode_attention(q, cache, 1, attention, scale, None, window, soft_cap)
 
-    lens = cuda["starts"] + 1
-    want = decode_attention_over_work_ref(
-        q.float(), cache.float(), 1, cuda["tables"], cuda["rows"], lens, scale
-    )
-    assert_close(got, want, dtype)
+        args = (cuda["tables"], cuda["rows"], lens, scale, window, soft_cap)
+        want = decode_attention_over_work_ref(q.float(), cache.float(), 1, *args)
+        assert_close(got, want, dtype)
+        work.partial.fill_(float("nan"))
 
 
 @dtypes

@@ -99,14 +99,35 @@ def test_decode_attention_over_long_contexts_and_many_rows(
     _check_decode(make_cache, torch.bfloat16, 128, 16, 4, context_lens)
 
 
-def _check_decode(make_cache, dtype, head_dim, block_size, group, context_lens) -> None:
+@pytest.mark.parametrize(("window", "soft_cap"), [(4096, 0.0), (100, 50.0), (0, 30.0), (1, 0.0)])
+def test_windows_and_soft_caps(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]], window: int, soft_cap: float
+) -> None:
+    context_lens, query_lens = [1, 900, 5000, 64, 8000], [1, 900, 200, 0, 8000]
+    _check_decode(make_cache, torch.bfloat16, 256, 16, 2, context_lens, window, soft_cap)
+    cache, tables = make_cache(context_lens, 2, 16, 128, torch.bfloat16, "cuda")
+    q = randn(sum(query_lens), 8, 128, dtype=torch.bfloat16) * 5
+    starts = torch.tensor([0, *query_lens], device="cuda").cumsum(0).to(torch.int32)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+
+    got = prefill_attention(q, cache, 1, tables, starts, lens, 0.1, window=window, soft_cap=soft_cap)
+
+    want = prefill_attention_ref(
+        q.float(), cache.nan_to_num().float(), 1, tables, starts, lens, 0.1, window, soft_cap
+    )
+    assert_close(got, want, torch.bfloat16)
+
+
+def _check_decode(
+    make_cache, dtype, head_dim, block_size, group, context_lens, window=0, soft_cap=0.0
+) -> None:
     num_kv_heads = 2
     cache, tables = make_cache(context_lens, num_kv_heads, block_size, head_dim, dtype, "cuda")
     q = randn(len(context_lens), num_kv_heads * group, head_dim, dtype=dtype)
     lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
     scale = head_dim**-0.5
 
-    got = paged_decode_attention(q, cache, 1, tables, lens, scale, max(context_lens))
+    got = paged_decode_attention(q, cache, 1, tables, lens, scale, max(context_lens), window, soft_cap)
 
     want = torch.cat(
         [
@@ -117,6 +138,8 @@ def _check_decode(make_cache, dtype, head_dim, block_size, group, context_lens) 
                 tables[i : i + 1],
                 lens[i : i + 1],
                 scale,
+                window,
+                soft_cap,
             )
             for i in range(len(context_lens))
         ]

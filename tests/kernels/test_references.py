@@ -32,13 +32,20 @@ def lengths(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def plain_attention(q: Tensor, keys: Tensor, values: Tensor, num_before: int) -> Tensor:
+def plain_attention(
+    q: Tensor, keys: Tensor, values: Tensor, num_before: int, window: int = 0, soft_cap: float = 0.0
+) -> Tensor:
     """Attention by the formula in float64: q [n, heads, d], keys and values [context, kv_heads, d]."""
     group = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * q.shape[2] ** -0.5
-    places = torch.arange(keys.shape[0])
-    scores = scores.masked_fill(places > places[: q.shape[0], None] + num_before, float("-inf"))
+    if soft_cap:
+        scores = soft_cap * (scores / soft_cap).tanh()
+    for query in range(q.shape[0]):
+        position = num_before + query
+        scores[:, query, position + 1 :] = float("-inf")
+        if window:
+            scores[:, query, : max(position + 1 - window, 0)] = float("-inf")
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 
 
@@ -80,6 +87,33 @@ def test_prefill_attention_is_causal_after_what_was_computed_before(make_cache: 
         keys, values = context_of(cache, tables[row], context_lens[row], layer=0)
         want = plain_attention(q[queries], keys, values, context_lens[row] - query_lens[row])
         torch.testing.assert_close(got[queries].double(), want, **CLOSE)
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(5, 0.0), (0, 0.7), (20, 0.7), (1, 0.0), (500, 0.0)])
+def test_a_window_hides_what_lies_further_back_and_a_soft_cap_bounds_scores(
+    make_cache: MakeCache, window: int, soft_cap: float
+) -> None:
+    context_lens, query_lens = [50, 1, 7, 33], [20, 0, 7, 1]
+    cache, tables = make_cache(context_lens, 3, 16, 64, torch.float32)
+    lens = lengths(*context_lens)
+    one_each, many = torch.randn(4, 9, 64) * 4, torch.randn(28, 9, 64) * 4
+
+    decoded = paged_decode_attention(
+        one_each, cache.nan_to_num(), 1, tables, lens, 0.125, 50, window, soft_cap
+    )
+    starts = lengths(0, 20, 20, 27, 28)
+    prefilled = prefill_attention(
+        many, cache, 1, tables, starts, lens, 0.125, window=window, soft_cap=soft_cap
+    )
+
+    for row, context in enumerate(context_lens):
+        keys, values = context_of(cache, tables[row], context, layer=1)
+        want = plain_attention(one_each[row : row + 1], keys, values, context - 1, window, soft_cap)
+        torch.testing.assert_close(decoded[row : row + 1].double(), want, **CLOSE)
+        queries = slice(int(starts[row]), int(starts[row + 1]))
+        before = context - query_lens[row]
+        want = plain_attention(many[queries], keys, values, before, window, soft_cap)
+        torch.testing.assert_close(prefilled[queries].double(), want, **CLOSE)
 
 
 def test_rope_turns_pairs_by_the_positions_angle_and_fills_the_slots() -> None:
