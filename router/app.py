@@ -31,6 +31,8 @@ from router.openai.health import deep_health, health
 from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
 from router.openai.models import model_list, model_object
+from router.openai.responses import answer_response
+from router.openai.responses_schema import ResponsesBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from workers.engine.errors import ShoalError
@@ -85,6 +87,16 @@ def build_app(
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody, max_body_bytes)
         return await answer_completion(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.post("/v1/responses", openapi_extra=body_of("ResponsesBody"))
+    async def responses(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody, max_body_bytes)
+        return await answer_response(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.get("/v1/responses/{response_id}")
+    @app.delete("/v1/responses/{response_id}")
+    async def stored_response(response_id: str) -> Response:
+        raise errors.NotStored(response_id)
 
     @app.post("/v1/embeddings", openapi_extra=body_of("EmbeddingBody"))
     async def embeddings(request: Request) -> Response:

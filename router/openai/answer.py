@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import orjson
@@ -33,7 +33,7 @@ class Encoder(Protocol):
         ...
 
     def finish(self, generation: Generation) -> bytes:
-        """Events after the last token, without ``[DONE]``."""
+        """Events after the last token, without ``end_of_stream``."""
         ...
 
     def collect(self, deltas: Iterable[Delta]) -> None:
@@ -53,13 +53,22 @@ class GenerationResponse(Response):
     """
 
     def __init__(
-        self, generation: Generation, encoder: Encoder, timer: GenerationTimer, *, is_stream: bool
+        self,
+        generation: Generation,
+        encoder: Encoder,
+        timer: GenerationTimer,
+        *,
+        is_stream: bool,
+        end_of_stream: bytes = sse.DONE,
+        error_event: Callable[[dict[str, Any]], bytes] = sse.event,
     ) -> None:
         super().__init__()
         self._generation = generation
         self._encoder = encoder
         self._timer = timer
         self._is_stream = is_stream
+        self._end_of_stream = end_of_stream
+        self._error_event = error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
@@ -103,17 +112,17 @@ class GenerationResponse(Response):
                 events = b""
                 deltas = await generation.next()
             generation.close()
-            await writer.end(events + encoder.finish(generation) + sse.DONE)
+            await writer.end(events + encoder.finish(generation) + self._end_of_stream)
         except ShoalError as error:
             if not writer.has_begun:
                 raise
             log.warning("%s: failed after its stream began: %s", generation.request_id, error)
-            await writer.end(sse.event(error_object(error)[1]))
+            await writer.end(self._error_event(error_object(error)[1]))
         except Exception:
             if not writer.has_begun:
                 raise
             log.exception("%s: failed after its stream began", generation.request_id)
-            await writer.end(sse.event(internal_error_object()))
+            await writer.end(self._error_event(internal_error_object()))
         finally:
             generation.close()
             self._timer.end(generation)

@@ -8,10 +8,11 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from router.openai.embeddings import EmbeddingBody
+from router.openai.responses_schema import ResponsesBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody
 
-_BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
+_BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponsesBody, TokenizeBody, DetokenizeBody)
 
 _REFERENCE = "#/components/schemas/{model}"
 

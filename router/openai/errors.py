@@ -53,6 +53,13 @@ class BodyTooLarge(HTTPException):
         )
 
 
+class NotStored(HTTPException):
+    """A response was asked for by its id; none is kept."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(404, f"response {response_id[:80]!r} is not kept here: responses are not stored")
+
+
 def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
     """Status and body of an error that Shoal raised on purpose."""
     row = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
@@ -98,12 +105,13 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     """Answer for unknown routes and methods, and bodies too large."""
     assert isinstance(error, HTTPException)
     message = error.detail
-    if error.status_code == 404:
+    if error.status_code == 404 and not isinstance(error, NotStored):
         message = f"unknown URL {request.url.path}"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    body = _body(message, kind, None, _HTTP_CODES.get(error.status_code))
+    code = "response_not_found" if isinstance(error, NotStored) else _HTTP_CODES.get(error.status_code)
+    body = _body(message, kind, None, code)
     return json_response(body, error.status_code, error.headers)
 
 

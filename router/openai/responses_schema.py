@@ -1,0 +1,162 @@
+"""What clients may send to ``POST /v1/responses``: a conversation as a list of items, and how to go on with it.
+
+Nothing is stored between requests: the client sends all items each time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator
+
+from router.openai.schema import Body
+
+_STORED = "nothing is stored between requests: send all earlier items in input instead"
+
+
+class InputText(Body):
+    """A piece of an item's text, a caller's or an earlier answer's."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    """Accepted without effect, as an earlier answer has it; likewise the next."""
+    logprobs: list[Any] | None = None
+
+
+def _text_kind(value: object) -> str:
+    return "<many>" if isinstance(value, list) else "<one>"
+
+
+class InputMessage(Body):
+    """A message: a caller's, or an answer given back."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<one>")] | Annotated[list[InputText], Tag("<many>")], Discriminator(_text_kind)
+    ]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ReasoningItem(Body):
+    """An earlier answer's reasoning, given back; models are not shown it again."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+def _item_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<reasoning>" if kind == "reasoning" else "<message>"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")] | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(_item_kind),
+]
+
+
+class TextFormat(Body):
+    """The form of the answer."""
+
+    type: Literal["text"]
+
+
+class TextOptions(Body):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Accepted without effect."""
+
+
+class ResponsesStreamOptions(Body):
+    """What a stream holds."""
+
+    include_obfuscation: bool | None = None
+    """Accepted without effect."""
+
+
+class ResponsesBody(Body):
+    """Body of ``POST /v1/responses``; the fields after ``user`` change nothing here, or are refused."""
+
+    model: str
+    input: Annotated[
+        Annotated[str, Field(min_length=1), Tag("<one>")]
+        | Annotated[list[InputItem], Field(min_length=1), Tag("<many>")],
+        Discriminator(_text_kind),
+    ]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0)
+    include: list[str] | None = None
+    """ ``message.output_text.logprobs`` asks for log-probabilities; all else is without effect."""
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """``auto`` drops the oldest messages of a conversation that is too long."""
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    """Comes back in the answer."""
+    user: str | None = None
+    store: bool | None = None
+    """Accepted without effect: nothing is stored."""
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    reasoning: dict[str, Any] | None = None
+    """Accepted without effect."""
+    background: Literal[False] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @field_validator("previous_response_id", "conversation", "prompt")
+    @classmethod
+    def nothing_is_stored(cls, value: Any) -> Any:
+        """Null only."""
+        if value is not None:
+            raise ValueError(_STORED)
+        return None
+
+    @field_validator("tools")
+    @classmethod
+    def no_tools(cls, value: list[Any] | None) -> list[Any] | None:
+        """Null or empty."""
+        if value:
+            raise ValueError("is not supported here: use /v1/chat/completions")
+        return value
+
+    @property
+    def messages(self) -> list[dict[str, object]]:
+        """The conversation as a chat template knows it."""
+        found: list[dict[str, object]] = []
+        if self.instructions:
+            found.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*found, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, InputMessage):
+                role = "system" if item.role == "developer" else item.role
+                found.append({"role": role, "content": item.text})
+        return found

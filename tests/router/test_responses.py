@@ -1,0 +1,186 @@
+"""The responses API: whole and streamed, as the official client reads it; nothing is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from router.scripted_replica import ScriptedReplica
+
+
+def says(text: str):
+    return lambda submit: list(text.encode())
+
+
+async def respond(edge: Any, **fields: Any):
+    return await edge.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+async def test_the_official_client_gets_an_answer(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("Hello, wörld")))
+    async with openai.AsyncOpenAI(base_url=f"{await edge.listen()}/v1", api_key="none") as client:
+        answer = await client.responses.create(
+            model="tiny", input="hi", instructions="Be brief.", metadata={"a": "b"}
+        )
+
+    assert (answer.output_text, answer.status, answer.object) == ("Hello, wörld", "completed", "response")
+    assert answer.metadata == {"a": "b"}
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 14  # its bytes, and the end
+    prompt = bytes(i % 256 for i in edge.replica.submits[0].prompt_token_ids)
+    assert b"system\nBe brief." in prompt
+    assert b"user\nhi" in prompt
+
+
+async def test_the_official_client_streams_what_it_gets_whole(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("Hello, wörld")))
+    async with openai.AsyncOpenAI(base_url=f"{await edge.listen()}/v1", api_key="none") as client:
+        whole = await client.responses.create(model="tiny", input="hi")
+        async with client.responses.stream(model="tiny", input="hi") as stream:
+            pieces = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            final = await stream.get_final_response()
+
+    assert "".join(pieces) == final.output_text == whole.output_text
+    assert final.usage == whole.usage
+
+
+async def test_a_stream_is_a_row_of_numbered_events_in_order(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("ab")))
+
+    text = (await respond(edge, stream=True)).text
+
+    events = events_of(text)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert "[DONE]" not in text
+
+
+async def test_an_answer_that_is_cut_says_so(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("abcdef")))
+
+    whole = (await respond(edge, max_output_tokens=3)).json()
+    last = events_of((await respond(edge, max_output_tokens=3, stream=True)).text)[-1]
+
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert last["type"] == "response.incomplete"
+
+
+async def test_earlier_items_are_the_conversation(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    items = [
+        {"role": "developer", "content": "rules"},
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "two", "annotations": [], "logprobs": []}],
+        },
+        {"role": "user", "content": "three"},
+    ]
+
+    await respond(edge, input=items, max_output_tokens=1)
+    messages = [
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    await edge.chat(messages=messages, max_tokens=1)
+
+    first, second = edge.replica.submits
+    assert first.prompt_token_ids == second.prompt_token_ids
+
+
+async def test_a_long_conversation_loses_its_oldest_messages_where_that_is_allowed(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), max_model_len=60)
+    items = [{"role": "user", "content": letter * 20} for letter in "abc"]
+
+    refused = await respond(edge, input=items)
+    cut = await respond(edge, input=items, truncation="auto", max_output_tokens=1)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    assert cut.status_code == 200
+    prompt = bytes(i % 256 for i in edge.replica.submits[0].prompt_token_ids)
+    assert b"c" * 20 in prompt
+    assert b"aaa" not in prompt
+
+
+async def test_logprobs_come_where_included(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("a")))
+
+    whole = (await respond(edge, include=["message.output_text.logprobs"], top_logprobs=2)).json()
+    without = (await respond(edge)).json()
+
+    entries = whole["output"][0]["content"][0]["logprobs"]
+    assert entries[0]["token"] == "a"
+    assert len(entries[0]["top_logprobs"]) == 2
+    assert without["output"][0]["content"][0]["logprobs"] == []
+
+
+async def test_an_error_after_the_stream_began_is_an_error_event(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None, script=says("abc")))
+    answer = asyncio.create_task(respond(edge, stream=True))
+    await edge.replica.until(lambda: bool(edge.replica.submits))
+    edge.replica.step()
+    edge.replica.refuse(edge.replica.submits[0].request_id, "no more", "input")
+
+    events = events_of((await answer).text)
+    assert (events[-1]["type"], events[-1]["message"]) == ("error", "no more")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "wizard", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"magic": 1}, "magic"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_a_wrong_field_is_named(make_edge, fields: dict[str, Any], param: str) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    response = await respond(edge, **fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_response_by_id_is_not_kept(make_edge, method: str) -> None:
+    edge = await make_edge()
+
+    response = await edge.client.request(method, "/v1/responses/resp_1")
+
+    assert response.status_code == 404
+    assert "not stored" in response.json()["error"]["message"]
