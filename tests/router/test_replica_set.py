@@ -73,6 +73,7 @@ async def test_what_is_submitted_carries_hashes_and_all_parameters(make_edge) ->
         stop_token_ids=(7,),
         ignore_eos=True,
         num_logprobs=0,
+        pooling="last",
     )
     one = Journal("r", Prompt(list(range(40))), params)
 
