@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from workers.engine.config import EngineConfig
-from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.plan import BlockCopy, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 
 _MASK = (1 << 61) - 1
@@ -71,8 +71,16 @@ class _Row:
 class ScriptedRank:
     """Runs each plan at ``launch``. An ``Executor``."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, copy_lag: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            config: limits of the engine.
+            vocab_size: tokens are below it.
+            copy_lag: copies are made, and said to be done, as many plans later: as late as the contract allows.
+        """
         self._config = config
+        self._copy_lag = copy_lag
         self._vocab_size = vocab_size
         self._rows: dict[int, _Row] = {}
         self._kv: dict[Slot, tuple[int, int]] = {}
@@ -81,10 +89,15 @@ class ScriptedRank:
         self._touched: deque[dict[int, set[int]]] = deque()
         """For each step not collected: blocks read or written, and by which rows (by identity)."""
         self._next_step_id = 0
+        self._host: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
+        """Of each host block: how often it was written, and what its slots hold."""
+        self._copies: deque[tuple[int, list[BlockCopy], list[BlockCopy]]] = deque()
+        self._copied = -1
 
     def launch(self, plan: StepPlan) -> None:
         """Run the plan, or raise ``AssertionError`` if it breaks the contract or reads what is not there."""
         self._check_shape(plan)
+        corrupt = self._copy(plan)
         for new_row in plan.new_rows:
             self._rows[new_row.row] = self._begin(new_row)
         scheduled = [self._rows[row] for row in plan.rows]
@@ -97,7 +110,48 @@ class ScriptedRank:
             for block_id in row.block_ids:
                 touched.setdefault(block_id, set()).add(id(row))
         self._touched.append(touched)
-        self._results.append(StepResult(plan.step_id, self._sample(plan, scheduled)))
+        token_ids = self._sample(plan, scheduled)
+        self._results.append(StepResult(plan.step_id, token_ids, copied=self._copied, corrupt_blocks=corrupt))
+
+    def flip(self, host_block: int) -> None:
+        """Spoil what a host block holds, as broken memory would; a checksum would tell."""
+        generation, slots = self._host[host_block]
+        self._host[host_block] = (-generation, slots)
+
+    @property
+    def host_blocks(self) -> list[int]:
+        """Host blocks that have been written."""
+        return list(self._host)
+
+    def _copy(self, plan: StepPlan) -> list[int]:
+        """Take up the plan's copies and make those that are due; return device blocks that got no good content."""
+        assert plan.copies_awaited <= self._copied, "copies are taken for done that nobody said are"
+        busy = {copy.host for _, swap_out, swap_in in self._copies for copy in (*swap_out, *swap_in)}
+        filling = {copy.host for _, swap_out, _ in self._copies for copy in swap_out}
+        assert busy.isdisjoint(copy.host for copy in plan.swap_out), (
+            "a host block is written while it is copied"
+        )
+        assert filling.isdisjoint(copy.host for copy in plan.swap_in), (
+            "a host block is read before it is filled"
+        )
+        self._copies.append((plan.step_id, plan.swap_out, plan.swap_in))
+        self._copied = plan.step_id if not plan.rows else max(self._copied, plan.step_id - self._copy_lag)
+        corrupt: list[int] = []
+        size = self._config.block_size
+        while self._copies and self._copies[0][0] <= self._copied:
+            _, swap_out, swap_in = self._copies.popleft()
+            for copy in swap_out:
+                slots = {i: self._kv[copy.device, i] for i in range(size) if (copy.device, i) in self._kv}
+                self._host[copy.host] = (copy.generation, slots)
+            for copy in swap_in:
+                generation, slots = self._host.get(copy.host, (0, {}))
+                for i in range(size):
+                    self._kv.pop((copy.device, i), None)
+                if generation != copy.generation:
+                    corrupt.append(copy.device)
+                    continue
+                self._kv.update({(copy.device, i): slot for i, slot in slots.items()})
+        return corrupt
 
     def collect(self) -> StepResult:
         """The result of the oldest plan."""
@@ -119,10 +173,10 @@ class ScriptedRank:
         num_rows = len(plan.rows)
         columns = (plan.starts, plan.num_tokens, plan.samples, plan.new_block_ids)
         assert all(len(column) == num_rows for column in columns), "a column has another length"
-        assert len(set(plan.rows)) == num_rows > 0, "a row is scheduled twice, or none is"
+        assert len(set(plan.rows)) == num_rows, "a row is scheduled twice"
         assert all(0 <= row < config.max_num_seqs for row in plan.rows), "a row is outside the batch"
         assert {new_row.row for new_row in plan.new_rows} <= set(plan.rows), "a new row is not scheduled"
-        assert min(plan.num_tokens) >= 1, "a row is scheduled for nothing"
+        assert min(plan.num_tokens, default=1) >= 1, "a row is scheduled for nothing"
         assert plan.num_batched_tokens <= config.max_num_batched_tokens, "the step exceeds its budget"
         is_decode = [num == 1 and samples for num, samples in zip(plan.num_tokens, plan.samples, strict=True)]
         assert is_decode == sorted(is_decode, reverse=True), "a prefill chunk stands before a decode"

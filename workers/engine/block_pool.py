@@ -1,4 +1,4 @@
-"""The device blocks: which are free, how often each is held, and which content each still has.
+"""The blocks of one tier: which are free, how often each is held, and which content each still has.
 
 Ids and hashes only, no tensors, no requests.
 """
@@ -6,12 +6,11 @@ Ids and hashes only, no tensors, no requests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from workers.engine.cache_log import CacheLog
+from workers.engine.cache_log import DEVICE, CacheLog
 from workers.engine.errors import OutOfBlocks
 from workers.engine.free_list import FreeList
-from workers.engine.outputs import CacheEvents, CacheSnapshot
 
 
 class BlockPool:
@@ -22,12 +21,22 @@ class BlockPool:
     the least recently released.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, log: CacheLog | None = None, tier: int = DEVICE) -> None:
+        """Start with all blocks free and empty.
+
+        Args:
+            num_blocks: of this tier.
+            log: learns which contents can be found here, and which no longer.
+            tier: the name of this tier in ``log``.
+        """
         self._free = FreeList(num_blocks)
         self._num_holders = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self._log = CacheLog()
+        self._log = log or CacheLog()
+        self._tier = tier
+        self.num_taken = 0
+        """Blocks handed out since start."""
 
     @property
     def num_blocks(self) -> int:
@@ -47,13 +56,10 @@ class BlockPool:
         if num_blocks > len(self._free):
             raise OutOfBlocks(f"asked for {num_blocks} blocks, {len(self._free)} free")
         block_ids = [self._free.pop() for _ in range(num_blocks)]
+        self.num_taken += num_blocks
         for block_id in block_ids:
             self._num_holders[block_id] = 1
-            block_hash = self._hashes[block_id]
-            if block_hash is not None:
-                self._hashes[block_id] = None
-                del self._block_of[block_hash]
-                self._log.evicted(block_hash)
+            self._forget(block_id)
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:
@@ -94,15 +100,22 @@ class BlockPool:
         assert self._hashes[block_id] is None, f"block {block_id} is registered with two contents"
         self._hashes[block_id] = block_hash
         self._block_of[block_hash] = block_id
-        self._log.stored(block_hash)
+        self._log.stored(block_hash, self._tier)
 
-    def drain_events(self) -> CacheEvents | None:
-        """Changes since the last call; None if there are none."""
-        return self._log.drain()
+    def hash_of(self, block_id: int) -> bytes | None:
+        """The content under which the block can be found; None if it cannot."""
+        return self._hashes[block_id]
 
-    def snapshot(self) -> CacheSnapshot:
-        """All hashes as of the last ``drain_events``."""
-        return self._log.snapshot(self._block_of)
+    def coldest(self) -> Iterator[int]:
+        """Free blocks in the order in which they will be handed out; nothing may change meanwhile."""
+        return iter(self._free)
+
+    def disown(self, block_id: int) -> None:
+        """Let a block no longer be found: its content is not what its hash says."""
+        self._forget(block_id)
+        if self._num_holders[block_id] == 0:
+            self._free.remove(block_id)
+            self._free.push(block_id)
 
     def check(self, holders: Counter[int] | None = None) -> None:
         """Raise ``AssertionError`` if a block is lost, counted twice or found under a wrong hash.
@@ -125,3 +138,10 @@ class BlockPool:
             assert self._hashes[block_id] == block_hash, f"block {block_id} is found under a hash not its own"
         num_hashed = sum(block_hash is not None for block_hash in self._hashes)
         assert num_hashed == len(self._block_of), "a block has a hash under which it is not found"
+
+    def _forget(self, block_id: int) -> None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            self._hashes[block_id] = None
+            del self._block_of[block_hash]
+            self._log.evicted(block_hash, self._tier)

@@ -1,55 +1,76 @@
 """What has changed in the prefix cache since listeners were last told: the net effect, numbered.
 
-A listener (an ingress) applies each message as stored first, evicted second. Only net changes are kept: a
-hash that was evicted and stored again between two messages never shows, so that order is always right.
+A listener (an ingress) applies each message as stored first, then offloaded, then evicted. Only net changes are
+kept: a hash that was evicted and stored again between two messages never shows, so that order is always right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Final
 
 from workers.engine.outputs import CacheEvents, CacheSnapshot
 
+DEVICE: Final = 1
+HOST: Final = 2
+"""Tiers, as bits: a content may be in both. Plain numbers, since an ``IntFlag`` takes a microsecond an operation."""
+
 
 class CacheLog:
-    """Collects stored and evicted hashes between two ``drain`` calls."""
+    """Where each hash is, and what has changed between two ``drain`` calls."""
 
-    __slots__ = ("_evicted", "_next_sequence", "_stored")
+    __slots__ = ("_next_sequence", "_tiers", "_told")
 
     def __init__(self) -> None:
         self._next_sequence = 0
-        self._stored: dict[bytes, None] = {}  # dicts, because they keep order and forget in O(1)
-        self._evicted: dict[bytes, None] = {}
+        self._tiers: dict[bytes, int] = {}
+        self._told: dict[bytes, int] = {}
+        """Of hashes that have changed: where listeners believe them to be."""
 
-    def stored(self, block_hash: bytes) -> None:
-        """A hash that was absent can now be found."""
-        if block_hash in self._evicted:
-            del self._evicted[block_hash]
-        else:
-            self._stored[block_hash] = None
+    def stored(self, block_hash: bytes, tier: int = DEVICE) -> None:
+        """A hash that was absent from ``tier`` can now be found there."""
+        before = self._tiers.get(block_hash, 0)
+        self._told.setdefault(block_hash, before)
+        self._tiers[block_hash] = before | tier
 
-    def evicted(self, block_hash: bytes) -> None:
-        """A hash that was present can no longer be found."""
-        if block_hash in self._stored:
-            del self._stored[block_hash]
+    def evicted(self, block_hash: bytes, tier: int = DEVICE) -> None:
+        """A hash that was present in ``tier`` can no longer be found there."""
+        before = self._tiers[block_hash]
+        self._told.setdefault(block_hash, before)
+        if before == tier:
+            del self._tiers[block_hash]
         else:
-            self._evicted[block_hash] = None
+            self._tiers[block_hash] = before & ~tier
 
     def drain(self) -> CacheEvents | None:
         """Hand out and forget what was collected; None if nothing changed."""
-        if not self._stored and not self._evicted:
+        stored: list[bytes] = []
+        offloaded: list[bytes] = []
+        evicted: list[bytes] = []
+        for block_hash, told in self._told.items():
+            now = self._tiers.get(block_hash, 0)
+            if now & DEVICE:
+                if not told & DEVICE:
+                    stored.append(block_hash)
+            elif now & HOST:
+                if told != HOST:
+                    offloaded.append(block_hash)
+            elif told:
+                evicted.append(block_hash)
+        self._told.clear()
+        num_events = len(stored) + len(offloaded) + len(evicted)
+        if not num_events:
             return None
-        events = CacheEvents(self._next_sequence, list(self._stored), list(self._evicted))
-        self._next_sequence += len(self._stored) + len(self._evicted)
-        self._stored.clear()
-        self._evicted.clear()
+        events = CacheEvents(self._next_sequence, stored, evicted, offloaded)
+        self._next_sequence += num_events
         return events
 
-    def snapshot(self, present: Iterable[bytes]) -> CacheSnapshot:
-        """The cache as of the last ``drain``, so that the next events apply on top of it.
-
-        Args:
-            present: the hashes that can be found now.
-        """
-        hashes = [block_hash for block_hash in present if block_hash not in self._stored]
-        return CacheSnapshot(self._next_sequence, [*hashes, *self._evicted])
+    def snapshot(self) -> CacheSnapshot:
+        """The cache as of the last ``drain``, so that the next events apply on top of it."""
+        device: list[bytes] = []
+        host: list[bytes] = []
+        for block_hash, tier in (self._tiers | self._told).items():
+            if tier & DEVICE:
+                device.append(block_hash)
+            elif tier:
+                host.append(block_hash)
+        return CacheSnapshot(self._next_sequence, device, host)

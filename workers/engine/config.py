@@ -25,9 +25,15 @@ class EngineConfig:
     hash_root: bytes = b"shoal"
     """Start of the chain of block hashes: covers model, weight version, KV dtype and block size."""
     max_preemptions: int = 3
-    """A request preempted this often is not chosen again while another can be."""
+    """A request preempted this often is not chosen again: it comes back when blocks for all it may need are free."""
     run_ahead: int = 1
     """Steps launched beyond the one whose result is awaited; 0 waits for each."""
+    num_host_blocks: int = 0
+    """Blocks of the host tier; 0: there is none."""
+    preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
+    """What becomes of the blocks of a preempted request; "swap" recomputes only where the host tier is full."""
+    kv_host_fraction: float = 0.5
+    """Share of the host tier that preempted requests leave to cached prefixes."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     """Who is served first."""
     vocab_size: int | None = None
@@ -39,6 +45,10 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.run_ahead < 0 or self.max_preemptions < 0:
             raise ValueError("run_ahead and max_preemptions must not be negative")
+        if self.num_host_blocks < 0:
+            raise ValueError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
+        if not 0 <= self.kv_host_fraction <= 1:
+            raise ValueError(f"kv_host_fraction must be from 0 to 1, got {self.kv_host_fraction}")
 
     @property
     def num_slots(self) -> int:

@@ -16,14 +16,15 @@ from collections import deque
 
 from workers.engine.admission import max_len_of, validate
 from workers.engine.config import EngineConfig
-from workers.engine.cost_model import CostModel
+from workers.engine.cost_model import CostFit, CostModel
+from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.plan import StepPlan, StepResult, TokenLogprobs
 from workers.engine.policy import make_policy
 from workers.engine.request import EngineRequest, FinishReason
 from workers.engine.request_state import RequestState, Status
-from workers.engine.scheduler import LaunchedStep, Scheduler
+from workers.engine.scheduler import Scheduler
 
 
 class Engine:
@@ -32,7 +33,7 @@ class Engine:
     def __init__(self, config: EngineConfig, cost: CostModel | None = None) -> None:
         """Start idle, with the cost model's guess unless measured coefficients are given."""
         self.config = config
-        self.cost = cost or CostModel()
+        self._fit = CostFit(cost or CostModel())
         self._policy = make_policy(config)
         self._scheduler = Scheduler(config)
         self._requests: dict[str, RequestState] = {}
@@ -45,8 +46,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a request has not ended or a launched step is not applied."""
-        return bool(self._requests or self._launched)
+        """True while a request has not ended, a launched step is not applied or a copy not known to be done."""
+        return bool(self._requests or self._launched or self._scheduler.cache.host.has_copies)
+
+    @property
+    def cost(self) -> CostModel:
+        """What steps and copies cost here, as measured so far."""
+        return self._fit.cost
 
     @property
     def num_launched(self) -> int:
@@ -92,9 +98,11 @@ class Engine:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Hand out the next plan; None if enough steps are launched or there is nothing to compute now."""
-        if len(self._launched) > self.config.run_ahead or not self._requests:
+        if len(self._launched) > self.config.run_ahead:
             return None
-        scheduled = self._scheduler.schedule(now_s)
+        scheduled = self._scheduler.schedule(now_s, self.cost) if self._requests else None
+        if scheduled is None and not self._launched:
+            scheduled = self._scheduler.await_copies(self.cost)
         if scheduled is None:
             return None
         plan, launched = scheduled
@@ -135,18 +143,17 @@ class Engine:
             if finish_reason is not None:
                 del self._requests[request.request_id]
                 self._scheduler.dismiss(request)
-        cache.complete(step.step_id)
+        self._scheduler.complete(result)
         self._num_steps += 1
         self._num_output_tokens += len(outputs)
         self.last_progress_s = now_s
-        self.cost = self.cost.observe(
-            result.elapsed_s, step.num_decodes, step.num_prefill_tokens, step.num_context_tokens
-        )
+        self._fit.observe_step(result.elapsed_s, step.work)
+        self._fit.observe_copies(result.copied_s, result.num_copied_blocks)
         return outputs
 
     def load(self) -> Load:
         """How busy the engine is now."""
-        scheduler = self._scheduler
+        scheduler, cache = self._scheduler, self._scheduler.cache
         num_context, num_slots, num_queued = 0, 0, scheduler.num_waiting_tokens
         for request in scheduler.running:
             num_computed = request.num_computed
@@ -157,10 +164,10 @@ class Engine:
                 num_queued += num_lag
         return Load(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + len(scheduler.loading),
             num_queued_tokens=num_queued,
-            num_free_blocks=scheduler.cache.num_free_blocks,
-            num_blocks=scheduler.cache.num_blocks,
+            num_free_blocks=cache.num_free_blocks,
+            num_blocks=cache.num_blocks,
             num_context_tokens=num_context,
             kv_waste=1 - num_context / num_slots if num_slots else 0.0,
             num_preemptions=scheduler.num_preemptions,
@@ -169,6 +176,13 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_output_tokens=self._num_output_tokens,
             cost=self.cost,
+            num_swap_preemptions=scheduler.num_swap_preemptions,
+            num_blocks_swapped_out=cache.host.num_blocks_out,
+            num_blocks_swapped_in=cache.host.num_blocks_in,
+            num_corrupt_blocks=cache.host.num_corrupt,
+            num_host_blocks=cache.host.num_blocks,
+            num_free_host_blocks=cache.host.num_free_blocks,
+            num_host_cached_tokens=scheduler.num_host_cached_tokens,
         )
 
     def drain_cache_events(self) -> CacheEvents | None:
@@ -182,8 +196,9 @@ class Engine:
     def check(self) -> None:
         """Raise ``AssertionError`` if the engine's books do not agree; for tests and debugging."""
         self._scheduler.check()
-        num_queued = len(self._scheduler.waiting) + len(self._scheduler.running)
-        assert num_queued == len(self._requests), "a request is neither waiting nor running"
+        scheduler = self._scheduler
+        num_queued = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.running)
+        assert num_queued == len(self._requests), "a request neither waits, loads nor runs"
         in_flight = [request for step in self._launched for request in step.sampling]
         for request in self._requests.values():
             num_in_flight = in_flight.count(request)

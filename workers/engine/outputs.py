@@ -58,18 +58,41 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
     """Since start."""
     cost: CostModel
+    num_swap_preemptions: int = 0
+    """Since start, of ``num_preemptions``: those whose blocks went to the host."""
+    num_blocks_swapped_out: int = 0
+    """Since start, cold cached blocks included."""
+    num_blocks_swapped_in: int = 0
+    """Since start."""
+    num_corrupt_blocks: int = 0
+    """Since start: copies from the host that did not find what had been copied there."""
+    num_host_blocks: int = 0
+    """Blocks of the host tier."""
+    num_free_host_blocks: int = 0
+    """Of those, without a holder; they may still be found."""
+    num_host_cached_tokens: int = 0
+    """Since start, of ``num_cached_tokens``: brought back from the host."""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
-    """Net changes of the prefix cache since the last message: apply ``stored`` first, then ``evicted``.
+    """Net changes of the prefix cache since the last message: apply ``stored``, then ``offloaded``, then ``evicted``.
 
-    No hash stands in both.
+    No hash stands in two of them.
     """
 
     first_sequence: int
     """Number of the first event; numbers are consecutive over messages, so a gap is seen."""
     stored: list[bytes]
+    """Now on the device."""
     evicted: list[bytes]
+    """Now nowhere."""
+    offloaded: list[bytes] = []
+    """Now on the host alone."""
+
+    @property
+    def num_events(self) -> int:
+        """How many numbers the message takes."""
+        return len(self.stored) + len(self.offloaded) + len(self.evicted)
 
 
 class CacheSnapshot(msgspec.Struct, frozen=True, tag="cache_snapshot"):
@@ -77,3 +100,6 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="cache_snapshot"):
 
     next_sequence: int
     hashes: list[bytes]
+    """On the device."""
+    host_hashes: list[bytes] = []
+    """On the host alone."""

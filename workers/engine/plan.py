@@ -31,12 +31,25 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     params: ChoiceParams
 
 
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """One block between the tiers, all layers of it."""
+
+    device: int
+    host: int
+    generation: int
+    """How often the host block has been written, this copy out included; a copy in must find the same number."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: for ``rows[i]`` compute tokens ``starts[i] .. starts[i] + num_tokens[i]``.
 
     Scheduled rows come decodes first (``num_tokens == 1`` and sampling), then prefill chunks. All KV of a
     layer is written before that layer's attention reads any, so rows of one plan may share blocks that
     this very plan fills.
+
+    Copies between the tiers begin once all earlier steps have run and may end at any time later: the brain neither
+    reuses nor reads either end before a result has said that they are done, and says so in ``copies_awaited``. A
+    plan without rows is for its copies alone: its result comes when all copies so far are done.
     """
 
     step_id: int
@@ -50,6 +63,12 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     ``start + num_tokens``."""
     new_block_ids: list[list[int]]
     """Appended to the row's block table before the step, per scheduled row."""
+    swap_out: list[BlockCopy] = []
+    """Device to host."""
+    swap_in: list[BlockCopy] = []
+    """Host to device."""
+    copies_awaited: int = -1
+    """All copies of plans up to this one are done: rank 0 has said so, the others make sure before they go on."""
 
     @property
     def num_batched_tokens(self) -> int:
@@ -77,6 +96,13 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """From the start of the step's work on the rank to its sampled tokens."""
     pooled: list[bytes | None] | None = None
     """Vectors of rows that end with one, float32 little-endian; None when no row does."""
+    copied: int = -1
+    """All copies of plans up to this one are done."""
+    num_copied_blocks: int = 0
+    """Of the copies that ended since the last result and were timed, and how long they took."""
+    copied_s: float = 0.0
+    corrupt_blocks: list[int] = []
+    """Device blocks whose copy in, now done, did not find what had been copied out."""
 
 
 class Executor(Protocol):

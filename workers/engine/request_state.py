@@ -7,6 +7,7 @@ whose result is still to come is known to exist, though not what it is (``num_in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from workers.engine.block_hash import hash_block
@@ -20,8 +21,21 @@ class Status(Enum):
     """Where a request stands; preempted ones wait again."""
 
     WAITING = auto()
+    LOADING = auto()
+    """Holds blocks whose contents are on their way from the host."""
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What a preempted request has on the host."""
+
+    host_blocks: list[int]
+    num_tokens: int
+    """Whose KV they hold."""
+    step_id: int
+    """The plan with the last copies out."""
 
 
 class RequestState:
@@ -30,15 +44,20 @@ class RequestState:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "claims",
         "last_step_id",
+        "load_step_id",
         "max_len",
         "min_len",
         "num_cached_tokens",
         "num_computed",
+        "num_host_cached_tokens",
         "num_in_flight",
+        "num_known_at_start",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered",
+        "num_reserved",
         "num_slots",
         "num_uncached_estimate",
         "queued_s",
@@ -47,6 +66,7 @@ class RequestState:
         "row",
         "status",
         "stop_token_ids",
+        "swapped",
         "token_ids",
         "turn",
         "waited_s",
@@ -83,9 +103,19 @@ class RequestState:
         """Tokens sampled by launched steps and not yet told."""
         self.num_registered = 0
         """Leading blocks that have been offered to the prefix cache."""
+        self.num_reserved = 0
+        """Free blocks that are kept for it."""
+        self.load_step_id = -1
+        """The last step whose plan copies into its blocks."""
+        self.swapped: Swapped | None = None
+        self.claims: list[bytes] = []
+        """While waiting: blocks that it is the first to compute."""
         self.last_step_id = -1
         """The last step planned that touches its blocks."""
         self.num_cached_tokens = 0
+        self.num_host_cached_tokens = 0
+        self.num_known_at_start = 0
+        """Tokens known when it last entered the batch."""
         self.num_uncached_estimate = 0
         """While waiting: tokens to compute, by the prefix cache as it was when it was queued."""
         self.num_preemptions = 0

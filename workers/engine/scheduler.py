@@ -2,88 +2,26 @@
 
 One rule: a request has tokens known and tokens computed, and each step hands a token budget to requests whose
 computed lags known. Decoding requests first, then prompts already begun, then waiting ones. Chunked prefill,
-prefix hits and resuming after a preemption are all this rule.
+prefix hits and resuming after a preemption are all this rule. Requests whose blocks are on their way from the host
+join once they are there; others compute meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import takewhile
 
 from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
+from workers.engine.draft import Draft, LaunchedStep
 from workers.engine.errors import OutOfBlocks
-from workers.engine.kv_cache import KVCache
-from workers.engine.plan import NewRow, StepPlan
+from workers.engine.kv_cache import KVCache, Prefix
+from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.preemption import choose_victim, prefers_swap
 from workers.engine.request_queue import RequestQueue
 from workers.engine.request_state import NO_ROW, RequestState, Status
 
 _NO_BLOCKS: list[int] = []
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """What the brain remembers of a plan until its result comes."""
-
-    step_id: int
-    sampling: list[RequestState]
-    """In the order of the result's tokens."""
-    num_decodes: int
-    num_prefill_tokens: int
-    num_context_tokens: int
-    """KV tokens that the decoding requests read."""
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Scheduled rows in the making, column by column as ``StepPlan`` wants them."""
-
-    rows: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)
-    sampling: list[RequestState] = field(default_factory=list)
-
-
-class _Draft:
-    """A plan in the making."""
-
-    __slots__ = ("budget", "decodes", "is_starved", "new_rows", "num_promised_blocks", "prefills", "step_id")
-
-    def __init__(self, step_id: int, budget: int) -> None:
-        self.step_id = step_id
-        self.budget = budget
-        """Tokens that may still be scheduled."""
-        self.new_rows: list[NewRow] = []
-        self.decodes = _Columns()
-        self.prefills = _Columns()
-        self.num_promised_blocks = 0
-        """Blocks that running requests still need for tokens they already have."""
-        self.is_starved = False
-        """True once a running request went without the blocks it needs."""
-
-    def finish(self) -> tuple[StepPlan, LaunchedStep] | None:
-        """The plan and what to remember of it; None if nothing was scheduled."""
-        decodes, prefills = self.decodes, self.prefills
-        if not decodes.rows and not prefills.rows:
-            return None
-        plan = StepPlan(
-            self.step_id,
-            self.new_rows,
-            decodes.rows + prefills.rows,
-            decodes.starts + prefills.starts,
-            decodes.num_tokens + prefills.num_tokens,
-            decodes.samples + prefills.samples,
-            decodes.new_block_ids + prefills.new_block_ids,
-        )
-        launched = LaunchedStep(
-            self.step_id,
-            decodes.sampling + prefills.sampling,
-            len(decodes.rows),
-            sum(prefills.num_tokens),
-            sum(decodes.starts),
-        )
-        return plan, launched
 
 
 class Scheduler:
@@ -93,16 +31,23 @@ class Scheduler:
         self._config = config
         self._cache = KVCache(config)
         self._waiting = RequestQueue()
+        self._loading = RequestQueue()
         self._running = RequestQueue()
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._next_step_id = 0
         self.num_waiting_tokens = 0
         """Tokens that waiting requests will have to compute, as far as can be told."""
+        self._claimed: set[bytes] = set()
+        """Blocks that waiting requests will compute: later ones with the same beginning will find them."""
         self.num_preemptions = 0
+        self.num_swap_preemptions = 0
+        """Of ``num_preemptions``, by swapping out."""
         self.num_prompt_tokens = 0
         """Of admitted requests, since start."""
         self.num_cached_tokens = 0
         """Of ``num_prompt_tokens``, found in the prefix cache."""
+        self.num_host_cached_tokens = 0
+        """Of ``num_cached_tokens``, brought back from the host."""
 
     @property
     def cache(self) -> KVCache:
@@ -111,8 +56,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> RequestQueue:
-        """Requests without a row, preempted ones included."""
+        """Requests without a row or blocks, preempted ones included."""
         return self._waiting
+
+    @property
+    def loading(self) -> RequestQueue:
+        """Requests without a row whose blocks are on their way from the host."""
+        return self._loading
 
     @property
     def running(self) -> RequestQueue:
@@ -122,8 +72,8 @@ class Scheduler:
     def enqueue(self, request: RequestState) -> None:
         """Let a request wait for its turn."""
         num_known = len(request.token_ids) + request.num_in_flight
-        num_cached = len(self._cache.find_prefix(request)) * self._config.block_size
-        request.num_uncached_estimate = num_known - num_cached
+        num_cached = self._cache.find_prefix(request).num_tokens
+        request.num_uncached_estimate = num_known - num_cached - self._claim(request, num_cached)
         self.num_waiting_tokens += request.num_uncached_estimate
         request.status = Status.WAITING
         self._waiting.add(request)
@@ -132,25 +82,52 @@ class Scheduler:
         """Take out a request that has ended; its blocks are free once no launched step touches them."""
         if request.status is Status.RUNNING:
             self._leave_batch(request)
+        elif request.status is Status.LOADING:
+            self._loading.remove(request)
+            self._cache.retire(request)
         elif request.status is Status.WAITING:
             self._leave_waiting(request)
+        self._cache.drop_swapped(request)
         request.status = Status.FINISHED
 
-    def schedule(self, now_s: float) -> tuple[StepPlan, LaunchedStep] | None:
-        """Make the next plan, or None if no request can compute anything now."""
-        draft = _Draft(self._next_step_id, self._config.max_num_batched_tokens)
+    def schedule(self, now_s: float, cost: CostModel) -> tuple[StepPlan, LaunchedStep] | None:
+        """Make the next plan, or None if there is nothing to compute or to copy now."""
+        draft = Draft(self._next_step_id, self._config.max_num_batched_tokens, cost)
         begun = self._schedule_decodes(draft)
         self._schedule_prefills(draft, begun)
+        self._enter_loaded(draft, now_s)
         self._admit(draft, now_s)
-        finished = draft.finish()
-        if finished is not None:
-            self._next_step_id += 1
-        return finished
+        host = self._cache.host
+        if host.num_blocks and not draft.is_empty and not draft.is_starved:
+            spare = self._cache.num_unpromised_blocks - draft.num_promised_blocks
+            host.drift(draft.step_id, max(0, spare - self._config.num_watermark_blocks))
+        swap_out, swap_in = host.take_plan(draft.step_id)
+        if draft.is_empty and not swap_out and not swap_in:
+            return None
+        self._next_step_id += 1
+        return draft.finish(swap_out, swap_in, host.copied)
+
+    def await_copies(self, cost: CostModel) -> tuple[StepPlan, LaunchedStep] | None:
+        """A plan without rows, whose result comes when all copies are done; None if they are."""
+        if not self._cache.host.has_copies:
+            return None
+        draft = Draft(self._next_step_id, 0, cost)
+        self._next_step_id += 1
+        return draft.finish([], [], self._cache.host.copied)
+
+    def complete(self, result: StepResult) -> None:
+        """Take in which step and which copies are done."""
+        if self._cache.host.has_copies:
+            self._cache.host.complete(result.copied, result.corrupt_blocks)
+            if result.corrupt_blocks:
+                self._recompute(set(result.corrupt_blocks))
+        self._cache.complete(result.step_id)
 
     def check(self) -> None:
         """Raise ``AssertionError`` if queues, rows and blocks do not agree."""
         self._waiting.check()
         self._running.check()
+        self._loading.check()
         self._cache.check(self._requests())
         rows = [request.row for request in self._running] + self._free_rows
         assert sorted(rows) == list(range(self._config.max_num_seqs)), "a row is lost or taken twice"
@@ -162,6 +139,16 @@ class Scheduler:
             )
             assert request.row == NO_ROW, f"request {request.request_id} waits but has a row"
             assert not request.block_ids, f"request {request.request_id} waits but holds blocks"
+        for request in self._loading:
+            assert request.status is Status.LOADING, (
+                f"request {request.request_id} loads but is {request.status}"
+            )
+            assert request.row == NO_ROW, f"request {request.request_id} loads but has a row"
+            assert request.block_ids, f"request {request.request_id} loads into nothing"
+        claims = [block_hash for request in self._waiting for block_hash in request.claims]
+        assert len(claims) == len(set(claims)), "a block is claimed twice"
+        assert set(claims) == self._claimed, "claimed blocks are miscounted"
+        assert len(self._loading) <= len(self._free_rows), "more requests load than there are rows"
         for request in self._running:
             assert request.status is Status.RUNNING, (
                 f"request {request.request_id} runs but is {request.status}"
@@ -170,7 +157,7 @@ class Scheduler:
 
     # Running requests
 
-    def _schedule_decodes(self, draft: _Draft) -> list[RequestState]:
+    def _schedule_decodes(self, draft: Draft) -> list[RequestState]:
         """Schedule every request that lags by one token; return those that lag by more.
 
         The hot path of the brain: one pass, plain lists, no call per request but where a block is full.
@@ -216,7 +203,7 @@ class Scheduler:
         columns.samples = [True] * len(columns.rows)
         return begun
 
-    def _schedule_prefills(self, draft: _Draft, begun: list[RequestState]) -> None:
+    def _schedule_prefills(self, draft: Draft, begun: list[RequestState]) -> None:
         """Go on with prompts that were admitted in earlier steps."""
         for request in begun:
             if request.status is not Status.RUNNING:
@@ -228,85 +215,136 @@ class Scheduler:
                     self._put(draft, request, num_tokens, new_block_ids)
             draft.num_promised_blocks += self._num_owed_blocks(request)
 
-    def _grow(self, request: RequestState, num_tokens: int, draft: _Draft) -> list[int] | None:
+    def _grow(self, request: RequestState, num_tokens: int, draft: Draft) -> list[int] | None:
         """Make room for ``num_tokens``, by preemption if it must be; None if that has to wait for a step."""
         while True:
             try:
                 return self._cache.extend(request, num_tokens)
             except OutOfBlocks:
-                if self._cache.is_retiring or not self._preempt_for(request, draft.step_id):
+                if self._cache.is_retiring or not self._preempt_for(request, draft):
                     draft.is_starved = True
                     return None
 
-    def _preempt_for(self, request: RequestState, step_id: int) -> bool:
-        """Send back to waiting the last in turn behind ``request`` that this plan has not scheduled.
-
-        Those preempted ``max_preemptions`` times are spared while there is another: counts only grow, and
-        where all are spent the turns decide alone, so the first in turn always gets through.
-        """
-        spent: RequestState | None = None
-        for victim in reversed(self._running):
-            if victim is request:
-                break
-            if victim.last_step_id == step_id:
-                continue
-            if victim.is_exhausted:
-                return False  # it ends with the next result, and gives back its blocks by itself
-            if victim.num_preemptions < self._config.max_preemptions:
-                self._preempt(victim)
-                return True
-            spent = spent or victim
-        if spent is None:
+    def _preempt_for(self, request: RequestState, draft: Draft) -> bool:
+        """Send back to waiting the last in turn behind ``request`` that may be, those still loading first."""
+        behind = takewhile(lambda other: other.turn > request.turn, reversed(self._loading))
+        if (loading := next(behind, None)) is not None:
+            self._unload(loading)
+            return True
+        victim = choose_victim(reversed(self._running), request, draft.step_id, self._config)
+        if victim is None:
             return False
-        self._preempt(spent)
+        self._preempt(victim, draft)
         return True
 
-    def _preempt(self, request: RequestState) -> None:
-        """Take row and blocks; tokens stay, one in flight included, and are computed again later."""
+    def _preempt(self, request: RequestState, draft: Draft) -> None:
+        """Take row and blocks; tokens stay, one in flight included. What is computed moves to the host or is lost."""
+        host = self._cache.host
+        if host.num_blocks and self._config.preemption_mode != "recompute":
+            swap = self._cache.plan_swap_out(request)
+            if swap is not None and prefers_swap(request, swap, host.num_copies, draft.cost, self._config):
+                self._cache.swap_out(request, swap, draft.step_id)
+                self.num_swap_preemptions += 1
         self._leave_batch(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.enqueue(request)
 
+    def _unload(self, request: RequestState) -> None:
+        """Take blocks and turn of a request that has not begun; what it has on the host it keeps."""
+        self._loading.remove(request)
+        self._cache.retire(request)
+        self.enqueue(request)
+
+    def _recompute(self, corrupt_blocks: set[int]) -> None:
+        """Let requests that wait for copies gone wrong start without them: none has computed with one yet."""
+        for request in self._loading.copy():
+            if not corrupt_blocks.isdisjoint(request.block_ids):
+                self._cache.drop_swapped(request)
+                self._unload(request)
+
     # Waiting requests
 
-    def _admit(self, draft: _Draft, now_s: float) -> None:
+    def _enter_loaded(self, draft: Draft, now_s: float) -> None:
+        """Give rows to requests whose blocks have their contents. Rows were kept for them, and all blocks taken."""
+        for request in self._loading.copy():
+            if not draft.budget:
+                return
+            if self._cache.is_loaded(request):
+                self._loading.remove(request)
+                self._cache.drop_swapped(request)
+                self._enter_batch(draft, request, now_s)
+                self._put(draft, request, min(request.num_lag, draft.budget), request.block_ids.copy())
+
+    def _admit(self, draft: Draft, now_s: float) -> None:
         """Give rows to waiting requests in turn, while budget, rows and blocks last.
 
         A request is admitted if all tokens it has fit beside what was promised to others, so a prompt once
-        begun seldom runs dry half way.
+        begun seldom runs dry half way. One preempted as often as may be gets all blocks that it can ever need.
         """
-        while self._waiting and self._free_rows and draft.budget and not draft.is_starved:
+        cache = self._cache
+        while (
+            self._waiting
+            and len(self._free_rows) > len(self._loading)
+            and draft.budget
+            and not draft.is_starved
+        ):
             request = self._waiting.first
             if request.num_in_flight:
                 return  # preempted a step ago: which token it sampled is told by the next result
-            num_spare = draft.num_promised_blocks + (
-                self._config.num_watermark_blocks if self._running else 0
-            )
-            prefix = self._cache.find_prefix(request)
-            if not self._cache.can_adopt(prefix, len(request.token_ids), num_spare):
+            is_alone = not self._running and not self._loading
+            num_spare = draft.num_promised_blocks + (0 if is_alone else self._config.num_watermark_blocks)
+            is_last_time = request.num_preemptions >= self._config.max_preemptions
+            prefix = self._worth_loading(request, cache.find_prefix(request), draft.cost)
+            if prefix.host and not cache.can_swap_in(request):
                 return
-            self._enter_batch(draft, request, prefix, now_s)
+            num_tokens = request.max_len - 1 if is_last_time else len(request.token_ids)
+            if not cache.can_adopt(prefix, num_tokens, num_spare):
+                return
+            self._leave_waiting(request)
+            cache.adopt(request, prefix, draft.step_id)
+            if is_last_time:
+                cache.reserve(request, num_tokens)
+            if not request.num_preemptions:
+                request.num_host_cached_tokens = (
+                    request.num_computed - len(prefix.device) * self._config.block_size
+                )
+            if not cache.is_loaded(request):
+                cache.extend(request, len(request.token_ids))
+                request.status = Status.LOADING
+                self._loading.add(request)
+                continue
+            cache.drop_swapped(request)
+            self._enter_batch(draft, request, now_s)
             num_tokens = min(request.num_lag, draft.budget)
-            new_block_ids = self._cache.extend(request, request.num_computed + num_tokens)
-            self._put(draft, request, num_tokens, prefix + new_block_ids)
+            cache.extend(request, request.num_computed + num_tokens)
+            self._put(draft, request, num_tokens, request.block_ids.copy())
             draft.num_promised_blocks += self._num_owed_blocks(request)
 
-    def _put(self, draft: _Draft, request: RequestState, num_tokens: int, new_block_ids: list[int]) -> None:
+    def _worth_loading(self, request: RequestState, prefix: Prefix, cost: CostModel) -> Prefix:
+        """The prefix, without its host part where computing that takes less time than copying it.
+
+        What a preempted request left on the host was worth a copy out, and is worth one back.
+        """
+        if not prefix.host or request.swapped is not None:
+            return prefix
+        num_device_tokens = len(prefix.device) * self._config.block_size
+        num_host_tokens = prefix.num_tokens - num_device_tokens
+        num_copies = self._cache.host.num_copies + len(prefix.host)
+        if cost.copy_s(num_copies) < cost.prefill_s(num_host_tokens, num_device_tokens):
+            return prefix
+        return Prefix(prefix.device, [], num_device_tokens)
+
+    def _put(self, draft: Draft, request: RequestState, num_tokens: int, new_block_ids: list[int]) -> None:
         """Write one request into the draft."""
         samples = num_tokens == request.num_lag
         columns = draft.decodes if samples and num_tokens == 1 else draft.prefills
-        columns.rows.append(request.row)
-        columns.starts.append(request.num_computed)
-        columns.num_tokens.append(num_tokens)
-        columns.samples.append(samples)
-        columns.new_block_ids.append(new_block_ids)
+        columns.put(request, num_tokens, samples, new_block_ids)
         draft.budget -= num_tokens
         request.num_computed += num_tokens
         request.last_step_id = draft.step_id
         if samples:
             request.num_in_flight += 1
-            columns.sampling.append(request)
         self._cache.register(request)
 
     def _num_owed_blocks(self, request: RequestState) -> int:
@@ -315,11 +353,11 @@ class Scheduler:
 
     # Coming and going
 
-    def _enter_batch(self, draft: _Draft, request: RequestState, prefix: list[int], now_s: float) -> None:
-        self._leave_waiting(request)
-        self._cache.adopt(request, prefix)
+    def _enter_batch(self, draft: Draft, request: RequestState, now_s: float) -> None:
+        """Give a row to a request that has its first blocks."""
         request.row = self._free_rows.pop()
         request.status = Status.RUNNING
+        request.num_known_at_start = len(request.token_ids)
         self._running.add(request)
         draft.new_rows.append(
             NewRow(request.row, request.token_ids.copy(), request.num_prompt_tokens, request.request.params)
@@ -329,6 +367,7 @@ class Scheduler:
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             self.num_prompt_tokens += request.num_prompt_tokens
             self.num_cached_tokens += request.num_cached_tokens
+            self.num_host_cached_tokens += request.num_host_cached_tokens
 
     def _leave_batch(self, request: RequestState) -> None:
         self._running.remove(request)
@@ -339,7 +378,22 @@ class Scheduler:
     def _leave_waiting(self, request: RequestState) -> None:
         self._waiting.remove(request)
         self.num_waiting_tokens -= request.num_uncached_estimate
+        self._claimed.difference_update(request.claims)
+        request.claims = []
+
+    def _claim(self, request: RequestState, num_cached: int) -> int:
+        """Note the blocks that the request will be the first to compute; return tokens that others claim before it."""
+        if not self._config.enable_prefix_caching:
+            return 0
+        hashes = self._cache.uncached_hashes(request, num_cached)
+        num_claimed = sum(1 for _ in takewhile(self._claimed.__contains__, hashes))
+        request.claims = [
+            block_hash for block_hash in hashes[num_claimed:] if block_hash not in self._claimed
+        ]
+        self._claimed.update(request.claims)
+        return num_claimed * self._config.block_size
 
     def _requests(self) -> Iterator[RequestState]:
         yield from self._running
+        yield from self._loading
         yield from self._waiting

@@ -34,6 +34,12 @@ class RankConfig:
     kv_cache_bytes: int | None = None
     """Memory of the KV pool of this rank. None: on CUDA what ``gpu_memory_utilization`` leaves, else 1 GiB or what
     holds ``max_num_seqs`` requests of full length, whichever is less."""
+    swap_space_bytes: int = 0
+    """Host memory of this rank for blocks that the device has no room for."""
+    kv_checksum: bool = False
+    """Sum what is copied to the host, and compare when it is copied back."""
+    copy_bytes_per_s: float | None = None
+    """On a CPU: copies between the tiers are said to be done no sooner than at this rate; None: at once."""
     gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
     """CPU threads of this rank; None leaves torch's choice."""

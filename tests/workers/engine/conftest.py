@@ -109,8 +109,10 @@ def make_bench(**fields: Any) -> Bench:
         "max_num_batched_tokens": 32,
         "run_ahead": 0,
     }
+    copy_lag = fields.pop("copy_lag", 0)
+    cost = fields.pop("cost", None)
     config = EngineConfig(**{**defaults, **fields})
-    return Bench(Engine(config), ScriptedRank(config, VOCAB_SIZE))
+    return Bench(Engine(config, cost), ScriptedRank(config, VOCAB_SIZE, copy_lag))
 
 
 @pytest.fixture(name="make_bench", scope="session")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from workers.engine.block_pool import BlockPool
+from workers.engine.cache_log import CacheLog
 from workers.engine.errors import OutOfBlocks
 from workers.engine.free_list import FreeList
 
@@ -94,7 +95,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 8))
     def start(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.log = CacheLog()
+        self.pool = BlockPool(num_blocks, self.log)
         self.free = list(range(num_blocks))
         self.holders: Counter[int] = Counter()
         self.contents: dict[int, bytes] = {}
@@ -145,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def listen(self) -> None:
-        events = self.pool.drain_events()
+        events = self.log.drain()
         if events is not None:
             self.heard |= set(events.stored)
             self.heard -= set(events.evicted)

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from workers.engine.block_hash import hash_blocks
+from workers.engine.cache_log import DEVICE, HOST
 from workers.engine.errors import PromptTooLong
 from workers.engine.request import FinishReason
 
@@ -63,6 +65,9 @@ configs = st.fixed_dictionaries(
         "enable_prefix_caching": st.booleans(),
         "run_ahead": st.integers(0, 2),
         "max_preemptions": st.integers(0, 3),
+        "num_host_blocks": st.sampled_from([0, 0, 4, 30]),
+        "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
+        "copy_lag": st.integers(0, 2),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "eos_token_ids": st.sampled_from([(), (EOS,), tuple(range(0, 1000, 9))]),
     }
@@ -88,22 +93,33 @@ tight_configs = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(3, 24),
         "enable_prefix_caching": st.booleans(),
         "run_ahead": st.integers(1, 2),
-        "max_preemptions": st.integers(0, 2),
+        "max_preemptions": st.integers(0, 3),
+        "num_host_blocks": st.sampled_from([0, 5, 40]),
+        "kv_host_fraction": st.sampled_from([0.0, 0.5]),
+        "preemption_mode": st.sampled_from(["auto", "swap", "swap", "recompute"]),
+        "copy_lag": st.integers(0, 2),
         "policy": st.sampled_from(["fcfs", "priority"]),
     }
 )
 
 
-@given(config=configs, wishes=st.lists(wishes, min_size=1, max_size=10), actions=actions)
-@settings(max_examples=400, deadline=None)
-def test_any_schedule_yields_the_same_tokens(
+any_schedule = given(config=configs, wishes=st.lists(wishes, min_size=1, max_size=10), actions=actions)
+crowd = given(
+    config=tight_configs,
+    prompts=st.lists(st.tuples(st.integers(1, 11), st.integers(0, 2)), min_size=3, max_size=6),
+    seed=st.integers(0, 99),
+    turns=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=25),
+)
+
+
+def check_any_schedule(
     make_bench: Callable[..., Any], config: dict[str, Any], wishes: list[Wish], actions: list[tuple[str, int]]
 ) -> None:
     bench = make_bench(**config)
     engine = bench.engine
     pending = list(wishes)
     aborted: set[str] = set()
-    heard: set[bytes] = set()
+    heard: dict[int, set[bytes]] = {DEVICE: set(), HOST: set()}
     next_sequence = 0
 
     def add() -> None:
@@ -132,13 +148,19 @@ def test_any_schedule_yields_the_same_tokens(
         events = engine.drain_cache_events()
         if events is not None:
             assert events.first_sequence == next_sequence
-            next_sequence += len(events.stored) + len(events.evicted)
-            assert heard.isdisjoint(events.stored)
-            heard.update(events.stored)
-            assert heard.issuperset(events.evicted)
-            heard.difference_update(events.evicted)
+            next_sequence += events.num_events
+            assert heard[DEVICE].isdisjoint(events.stored)
+            heard[DEVICE].update(events.stored)
+            heard[HOST].difference_update(events.stored)
+            assert heard[HOST].isdisjoint(events.offloaded)
+            heard[HOST].update(events.offloaded)
+            heard[DEVICE].difference_update(events.offloaded)
+            assert (heard[DEVICE] | heard[HOST]).issuperset(events.evicted)
+            for hashes in heard.values():
+                hashes.difference_update(events.evicted)
         snapshot = engine.cache_snapshot()
-        assert sorted(snapshot.hashes) == sorted(heard)
+        assert sorted(snapshot.hashes) == sorted(heard[DEVICE])
+        assert sorted(snapshot.host_hashes) == sorted(heard[HOST])
         assert snapshot.next_sequence == next_sequence
 
     for action, number in actions:
@@ -168,18 +190,14 @@ def test_any_schedule_yields_the_same_tokens(
             assert bench.finish_reasons[request_id] is finish_reason
     load = engine.load()
     assert load.num_free_blocks == load.num_blocks
+    assert load.num_free_host_blocks == load.num_host_blocks
+    counts = [output.num_preemptions for output in bench.outputs]
+    assert max(counts, default=0) <= config["max_preemptions"]
     assert (load.num_running, load.num_waiting, load.num_queued_tokens) == (0, 0, 0)
     assert FinishReason.ERROR not in bench.finish_reasons.values()
 
 
-@given(
-    config=tight_configs,
-    prompts=st.lists(st.tuples(st.integers(1, 11), st.integers(0, 2)), min_size=3, max_size=6),
-    seed=st.integers(0, 99),
-    turns=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=25),
-)
-@settings(max_examples=300, deadline=None)
-def test_requests_that_crowd_each_other_out_still_yield_the_same_tokens(
+def check_crowd(
     make_bench: Callable[..., Any],
     config: dict[str, Any],
     prompts: list[tuple[int, int]],
@@ -198,4 +216,37 @@ def test_requests_that_crowd_each_other_out_still_yield_the_same_tokens(
     bench.run()
 
     bench.assert_all_as_expected()
-    event(f"preemptions: {min(bench.engine.load().num_preemptions, 5)}")
+    load = bench.engine.load()
+    assert load.num_free_blocks == load.num_blocks
+    assert load.num_free_host_blocks == load.num_host_blocks
+    assert max(output.num_preemptions for output in bench.outputs) <= config["max_preemptions"]
+    event(f"preemptions: {min(load.num_preemptions, 5)}")
+    event(f"swapped out and back: {min(load.num_swap_preemptions, 5)}")
+
+
+@any_schedule
+@settings(max_examples=400, deadline=None)
+def test_any_schedule_yields_the_same_tokens(make_bench, config, wishes, actions) -> None:
+    check_any_schedule(make_bench, config, wishes, actions)
+
+
+@crowd
+@settings(max_examples=300, deadline=None)
+def test_requests_that_crowd_each_other_out_still_yield_the_same_tokens(
+    make_bench, config, prompts, seed, turns
+) -> None:
+    check_crowd(make_bench, config, prompts, seed, turns)
+
+
+@pytest.mark.slow
+@any_schedule
+@settings(max_examples=5000, deadline=None)
+def test_any_of_5000_schedules_yields_the_same_tokens(make_bench, config, wishes, actions) -> None:
+    check_any_schedule(make_bench, config, wishes, actions)
+
+
+@pytest.mark.slow
+@crowd
+@settings(max_examples=5000, deadline=None)
+def test_5000_crowds_yield_the_same_tokens(make_bench, config, prompts, seed, turns) -> None:
+    check_crowd(make_bench, config, prompts, seed, turns)

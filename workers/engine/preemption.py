@@ -1,0 +1,53 @@
+"""Who gives way when blocks run dry, and whether its blocks go to the host or are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
+from workers.engine.kv_cache import SwapOut
+from workers.engine.request_state import RequestState
+
+
+def choose_victim(
+    last_to_first: Iterable[RequestState], request: RequestState, step_id: int, config: EngineConfig
+) -> RequestState | None:
+    """The last in turn behind ``request`` that may be preempted in the plan of ``step_id``; None: wait.
+
+    Spared are requests that this plan has scheduled and those preempted ``max_preemptions`` times. One that has
+    come back and not yet filled a block is taken only where there is no other, so that none is swapped back and
+    forth without getting on.
+    """
+    without_progress: RequestState | None = None
+    for victim in last_to_first:
+        if victim is request:
+            break
+        if victim.last_step_id == step_id or victim.num_preemptions >= config.max_preemptions:
+            continue
+        if victim.is_exhausted:
+            return None  # it ends with the next result, and gives back its blocks by itself
+        num_gained = len(victim.token_ids) + victim.num_in_flight - victim.num_known_at_start
+        if victim.num_preemptions and num_gained < config.block_size:
+            without_progress = without_progress or victim
+            continue
+        return victim
+    return without_progress
+
+
+def prefers_swap(
+    victim: RequestState, swap: SwapOut, num_copies_ahead: int, cost: CostModel, config: EngineConfig
+) -> bool:
+    """True if moving the victim's blocks to the host and back takes less time than computing them again.
+
+    Args:
+        victim: a request about to be preempted.
+        swap: what would be copied out; all of its blocks are copied back.
+        num_copies_ahead: blocks whose copies are under way before it.
+        cost: measured rates.
+        config: may prefer one or the other whatever it takes.
+    """
+    if config.preemption_mode != "auto":
+        return config.preemption_mode == "swap"
+    num_copies = num_copies_ahead + swap.num_copies + len(swap.found)
+    return cost.copy_s(num_copies) < cost.prefill_s(victim.num_computed)
