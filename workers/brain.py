@@ -99,7 +99,8 @@ class Brain:
                 self._is_changed = True
             self._launch()
             # The ranks have their next plan: now there is time to tell.
-            if self._outputs or (self._is_changed and not self._engine.num_launched):
+            # A step without outputs is told as well: it is progress, and shortens what is queued.
+            if self._outputs or self._is_changed:
                 self._tell_step()
             self._sleep()
 

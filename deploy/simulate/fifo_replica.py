@@ -88,7 +88,7 @@ class FifoReplica:
         if self._next_s is None:
             self._begin(now_s)
 
-    def advance(self) -> Report | None:
+    def advance(self) -> Report:
         """End the step that runs now and begin the next."""
         assert self._next_s is not None, "an idle replica has no step to end"
         now_s = self._next_s

@@ -1,7 +1,7 @@
 """Replicas in virtual time: requests in, reports out, steps that take what the cost model says.
 
 ``EngineReplica`` is the engine that serves models, ``workers.engine.engine.Engine``, with a cost model in the
-place of its ranks. It reports when the brain process does: after steps that had outputs, and when it falls idle.
+place of its ranks. It reports when the brain process does: after each step.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SimulatedReplica(Protocol):
         """
         ...
 
-    def advance(self) -> Report | None:
-        """End the step that runs now and begin the next; None if the replica has nothing to tell."""
+    def advance(self) -> Report:
+        """End the step that runs now and begin the next."""
         ...
 
 
@@ -84,15 +84,13 @@ class EngineReplica:
         )
         self._launch(now_s)
 
-    def advance(self) -> Report | None:
+    def advance(self) -> Report:
         """Apply the oldest step's result and launch what follows."""
         step = self._steps.popleft()
         plan = step.plan
         result = StepResult(plan.step_id, [0] * sum(plan.samples), elapsed_s=step.end_s - step.start_s)
         outputs = self.engine.apply(result, step.end_s)
         self._launch(step.end_s)
-        if not outputs and self._steps:
-            return None
         return Report(
             load=self.engine.load(),
             events=self.engine.drain_cache_events(),

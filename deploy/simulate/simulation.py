@@ -114,8 +114,7 @@ class Simulation:
             report = replica.advance()
             if replica.next_s is not None:
                 heappush(ends, (replica.next_s, number))
-            if report is not None:
-                self._hear(number, report, now_s)
+            self._hear(number, report, now_s)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         """One ingress after the other takes a request, as behind a load balancer."""
