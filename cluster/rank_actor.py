@@ -19,7 +19,7 @@ from workers.calibration import measure_cost
 from workers.channel.serve import serve_steps
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.model.rank_config import RankConfig
+from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
 
 if TYPE_CHECKING:
     from workers.model.rank import Rank
@@ -30,6 +30,7 @@ class RankActor:
     """One of the ``tp_size`` ranks of a replica group."""
 
     def __init__(self, config: RankConfig) -> None:
+        os.environ.update(RANK_ENVIRONMENT)
         self._config = config
         self._rank: Rank | None = None
 

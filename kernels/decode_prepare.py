@@ -35,6 +35,7 @@ def decode_prepare_ref(
     positions: Tensor,
     slots: Tensor,
     hidden: Tensor,
+    first_token: int = 0,
 ) -> None:
     """Say in plain torch what ``decode_prepare`` must do."""
     num_rows = int(columns.num_rows)
@@ -45,10 +46,12 @@ def decode_prepare_ref(
     block_tables[rows, places] = blocks
     positions.zero_()
     slots.fill_(-1)
-    hidden.copy_(embedding[0])
     positions[:num_rows] = starts
     slots[:num_rows] = blocks.long() * block_size + starts % block_size
-    hidden[:num_rows] = embedding[token_ids[rows, starts].long()]
+    local = torch.full((hidden.shape[0],), -first_token, device=hidden.device)
+    local[:num_rows] += token_ids[rows, starts]
+    is_own = (local >= 0) & (local < embedding.shape[0])
+    hidden.copy_(torch.where(is_own[:, None], embedding[local.where(is_own, 0)], 0.0))
 
 
 def decode_prepare(
@@ -60,6 +63,7 @@ def decode_prepare(
     positions: Tensor,
     slots: Tensor,
     hidden: Tensor,
+    first_token: int = 0,
 ) -> None:
     """Enter new blocks into the tables; fill positions, slots and embeddings of a step's tokens.
 
@@ -69,11 +73,12 @@ def decode_prepare(
         columns: the step.
         token_ids: [max_num_seqs, max tokens] int32, of each place in the batch.
         block_tables: [max_num_seqs, blocks] int32.
-        embedding: [vocab, hidden], contiguous.
+        embedding: [vocab of this rank, hidden], contiguous.
         block_size: tokens a block.
         positions: [padded rows] int64, to be filled.
         slots: [padded rows] int64, to be filled.
         hidden: [padded rows, hidden], contiguous, to be filled.
+        first_token: the token of the embedding's first row; tokens that this rank does not have become zeros.
 
     Raises:
         ValueError: shapes do not fit together.
@@ -97,6 +102,8 @@ def decode_prepare(
         hidden,
         token_ids.stride(0),
         block_tables.stride(0),
+        first_token,
+        embedding.shape[0],
         BLOCK_SIZE=block_size,
         WIDTH=width,
         STEP=min(_STEP, next_power_of_2(width)),
@@ -120,6 +127,8 @@ def _decode_prepare_kernel(
     hidden_ptr,
     token_stride,
     table_stride,
+    first_token,
+    vocab,
     BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     STEP: tl.constexpr,
@@ -146,6 +155,7 @@ def _decode_prepare_kernel(
         tl.store(slots_ptr + index, tl.where(is_real, slot, -1))
         tl.store(positions_ptr + index, start.to(tl.int64))
     token = tl.load(token_ids_ptr + row * token_stride + start, mask=is_real, other=0).to(tl.int64)
-    inside = columns < WIDTH
+    token -= first_token
+    inside = (columns < WIDTH) & (token >= 0) & (token < vocab)
     embedded = tl.load(embedding_ptr + token * WIDTH + columns, mask=inside, other=0.0)
-    tl.store(hidden_ptr + index.to(tl.int64) * WIDTH + columns, embedded, mask=inside)
+    tl.store(hidden_ptr + index.to(tl.int64) * WIDTH + columns, embedded, mask=columns < WIDTH)

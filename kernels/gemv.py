@@ -77,14 +77,17 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> None:
     _launch(x, None, weight, None, residual, residual, 0.0)
 
 
-def norm_gate_up_ref(x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_gate_up_ref(x: Tensor, norm: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Say in plain torch what ``norm_gate_up`` must return."""
-    gate, up = (rms_norm_ref(x.float(), norm, eps) @ weight.float().T).chunk(2, dim=-1)
+    normed = x.float() if norm is None else rms_norm_ref(x.float(), norm, eps)
+    gate, up = (normed @ weight.float().T).chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up).to(x.dtype)
 
 
-def norm_gate_up(x: Tensor, norm: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+def norm_gate_up(x: Tensor, norm: Tensor | None, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Return ``silu(gate) * up`` of the normalised ``x``; ``weight`` [2 * intermediate, in] holds gate first.
+
+    ``norm`` None takes ``x`` as it is.
 
     Raises:
         ValueError: shapes do not fit together.
@@ -148,8 +151,8 @@ def gemv_tiles(width: int, is_gated: bool, has_residual: bool) -> tuple[int, int
             2 if is_gated or has_residual else 4,
             4 if is_gated or has_residual else 8,
         )
-    if has_residual:
-        return 512, 4, 4
+    if has_residual or width % 2048:  # a step that divides the width needs no masks
+        return 512, 2 if is_gated else 4, 4
     return (2048, 1, 4) if is_gated else (2048, 2, 8)
 
 

@@ -16,10 +16,10 @@ from workers.channel.executor import ChannelExecutor
 from workers.channel.link import new_endpoint
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
-from workers.engine.errors import ShoalError
+from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
-from workers.model.rank_config import RankConfig
+from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
 
 _START_TIMEOUT_S = 600.0
 
@@ -64,6 +64,7 @@ def _wanted(most: int, override: int | None) -> int:
 
 def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -> tuple[Executor, int]:
     """Start the ranks, agree on the number of blocks, connect the step channel."""
+    _check_devices(config.device, num_ranks)
     context = multiprocessing.get_context("spawn")
     # Only where there are no abstract sockets does the endpoint need a folder.
     folder = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="shoal-")
@@ -94,6 +95,19 @@ def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -
     return executor, num_blocks
 
 
+def _check_devices(device: str, num_ranks: int) -> None:
+    if device != "cuda":
+        return
+    import torch
+
+    num_devices = torch.cuda.device_count()
+    if num_devices < num_ranks:
+        raise InvalidRequest(
+            f"--tensor-parallel-size {num_ranks} needs {num_ranks} GPUs, this machine has {num_devices}: lower it",
+            "tensor_parallel_size",
+        )
+
+
 def _receive(pipe: Connection) -> int:
     try:
         answer = pipe.recv()
@@ -106,6 +120,7 @@ def _receive(pipe: Connection) -> int:
 
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     """Body of a rank's process; it ends with the channel, or when its parent is gone."""
+    os.environ.update(RANK_ENVIRONMENT)
     try:
         rank = make_rank(config)
         rank.load()

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from kernels import (  # noqa: E402
+    all_reduce,
     decode_attention_work,
     draw,
     gemv,
@@ -336,3 +337,41 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
     )
 
     assert spilled_bytes(sums, tmp_path) == spilled_bytes(drawn, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("is_flagged", [True, False])
+@pytest.mark.parametrize("num_ranks", [8])
+def test_sums_over_ranks_write_16_bytes_at_once_and_order_what_is_read(
+    architecture: int, is_flagged: bool, num_ranks: int, tmp_path: Path
+) -> None:
+    block = 4096
+
+    compiled = compile_kernel(
+        all_reduce._reduce_kernel,
+        architecture,
+        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16")
+        | {"own_ptr": "*u8", "addresses_ptr": "*i64", "turns_ptr": "*i32", "eps": "fp32"},
+        {
+            "WIDTH": block,
+            "MAX_ROWS": 256,
+            "RANK": 1,
+            "NUM_RANKS": num_ranks,
+            "FLAG_OFFSET": 1 << 20,
+            "IS_FLAGGED": is_flagged,
+            "IS_WIDE": False,
+            "HAS_RESIDUAL": True,
+            "HAS_NORM": True,
+            "BLOCK": block,
+            "PDL": architecture == 90,
+        },
+        num_warps=all_reduce.reduce_warps(block),
+    )
+
+    ptx = compiled.asm["ptx"]
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert "st.global.v4.b32" in ptx
+    assert "ld.volatile.global.v4.b32" in ptx
+    # Without flags beside the elements a fence stands between a row and the number that announces it.
+    assert ("atom.global.sys.release" in ptx) is not is_flagged
+    assert ("ld.global.sys.acquire" in ptx) is not is_flagged

@@ -73,15 +73,15 @@ class CudaRank(Rank):
             self._buffers,
             self._batch,
             self._decoder.embedding,
+            self._decoder.shard.vocab.start,
             graph_sizes(self.config.max_num_seqs),
         )
-        if self.config.tp_size == 1:
-            graphs.capture()
-            self._graphs = graphs
-            self._prefill_graphs = PrefillGraphs(
-                self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
-            )
-            self._prefill_graphs.capture(self.config.max_num_batched_tokens)
+        graphs.capture()
+        self._graphs = graphs
+        self._prefill_graphs = PrefillGraphs(
+            self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
+        )
+        self._prefill_graphs.capture(self.config.max_num_batched_tokens)
         self._warm_up_prefill()
         torch.cuda.synchronize()
 
@@ -160,7 +160,7 @@ class CudaRank(Rank):
             attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
         pooled = self._pool(plan, attended, residual)
         logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
-        if rows and self.config.tp_rank == 0:
+        if rows:
             buffers, columns = self._buffers, self._buffers.columns
             draw(
                 logits,
@@ -183,12 +183,16 @@ class CudaRank(Rank):
         logits: Tensor,
         pooled: PooledRows | None = None,
     ) -> _Launched:
-        """Sample what the draw does not, share tokens with the group, start the copies to the host."""
+        """Sample what the draw does not, start the copies to the host.
+
+        The draw is every rank's own, from the same logits by the same arithmetic. torch's sums need not come out
+        the same on two devices: what it samples is rank 0's.
+        """
         places = [place for place, row in enumerate(rows) if not self._is_plain[row]]
         logprobs = None
         if places and self.config.tp_rank == 0:
             logprobs = self._sample_others(rows, last_positions, logits, places)
-        if rows and self.config.tp_size > 1:
+        if places and self.config.tp_size > 1:
             assert self._group is not None, "weights are loaded before the first step"
             drawn = self._group.broadcast(self._buffers.drawn[: len(rows)])
             if self.config.tp_rank != 0:

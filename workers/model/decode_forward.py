@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.gemv import linear_add, norm_gate_up, norm_linear
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.model.llama import DecoderLayer, LlamaDecoder
@@ -33,8 +33,11 @@ class DecodeForward:
             slots: [rows] int64, negative for padding.
             attention: how the rows' contexts are cut.
         """
-        is_one = residual.shape[0] == 1 and self._decoder.group.size == 1
-        run = self._run_one if is_one else self._run_many
+        if self._decoder.group.size > 1:
+            self._decoder.group.all_reduce(residual)
+            run = self._run_one_of_group if residual.shape[0] == 1 else self._run_many
+        else:
+            run = self._run_one if residual.shape[0] == 1 else self._run_many
         return run(residual, positions, slots, attention)
 
     def _run_one(
@@ -49,6 +52,22 @@ class DecodeForward:
             linear_add(gated, layer.down.weight, residual)
         return norm_linear(residual, decoder.norm, decoder.head.weight, None, eps, self._logits[:1])
 
+    def _run_one_of_group(
+        self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
+    ) -> Tensor:
+        """Sums over ranks stand where ``_run_one`` folds residual and norm into products."""
+        decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
+        hidden = rms_norm(residual, decoder.layers[0].attention_norm, eps)
+        for index, layer in enumerate(decoder.layers):
+            qkv = norm_linear(hidden, None, layer.qkv.weight, layer.qkv.bias)
+            attended = self._attend(layer, index, qkv, positions, slots, attention)
+            out = norm_linear(attended, None, layer.attention_out.weight)
+            hidden = decoder.group.add_rms_norm(out, residual, layer.mlp_norm, eps)
+            gated = norm_gate_up(hidden, None, layer.gate_up.weight)
+            out = norm_linear(gated, None, layer.down.weight)
+            hidden = decoder.group.add_rms_norm(out, residual, self._next_norm(index), eps)
+        return self._gather(norm_linear(hidden, None, decoder.head.weight))
+
     def _run_many(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
     ) -> Tensor:
@@ -57,15 +76,22 @@ class DecodeForward:
         hidden = rms_norm(residual, layers[0].attention_norm, eps)
         for index, layer in enumerate(layers):
             attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
-            out = group.all_reduce(layer.attention_out(attended))
-            hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
-            out = group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
-            norm = layers[index + 1].attention_norm if index + 1 < len(layers) else decoder.norm
-            hidden = add_rms_norm(out, residual, norm, eps)
-        logits = self._logits[: hidden.shape[0]]
+            hidden = group.add_rms_norm(layer.attention_out(attended), residual, layer.mlp_norm, eps)
+            out = layer.down(silu_mul(layer.gate_up(hidden)))
+            hidden = group.add_rms_norm(out, residual, self._next_norm(index), eps)
         if group.size == 1:
-            return torch.mm(hidden, decoder.head.weight.t(), out=logits)
-        return logits.copy_(group.gather_columns(decoder.head(hidden), decoder.vocab_widths))
+            return torch.mm(hidden, decoder.head.weight.t(), out=self._logits[: hidden.shape[0]])
+        return self._gather(decoder.head(hidden))
+
+    def _next_norm(self, index: int) -> Tensor:
+        """The norm that follows layer ``index``."""
+        layers = self._decoder.layers
+        return layers[index + 1].attention_norm if index + 1 < len(layers) else self._decoder.norm
+
+    def _gather(self, logits: Tensor) -> Tensor:
+        decoder = self._decoder
+        gathered = decoder.group.gather_columns(logits, decoder.vocab_widths)
+        return self._logits[: logits.shape[0]].copy_(gathered)
 
     def _attend(
         self,

@@ -33,13 +33,15 @@ class DecodeGraphs:
         buffers: DecodeBuffers,
         batch: Batch,
         embedding: Tensor,
+        first_token: int,
         sizes: Sequence[int],
     ) -> None:
-        """Nothing is captured yet."""
+        """Nothing is captured yet; ``embedding`` holds the tokens from ``first_token`` on that this rank has."""
         self._forward = forward
         self._buffers = buffers
         self._batch = batch
         self._embedding = embedding
+        self._first_token = first_token
         self._sizes = sorted(sizes)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
@@ -56,7 +58,8 @@ class DecodeGraphs:
                 self._compute(size, is_shared)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            # "thread_local": NCCL's watchdog asks for events meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._compute(size, is_shared)
             pool = graph.pool()
             self._graphs[size, is_shared] = graph
@@ -79,6 +82,7 @@ class DecodeGraphs:
             positions,
             slots,
             hidden,
+            self._first_token,
         )
         logits = self._forward(hidden, positions, slots, buffers.attention(is_shared))
         columns = buffers.columns

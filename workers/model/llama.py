@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.checkpoint.model_config import ModelConfig
@@ -113,10 +113,8 @@ class LlamaDecoder:
         self, layer: DecoderLayer, attended: Tensor, residual: Tensor, next_norm: Tensor
     ) -> Tensor:
         eps = self.config.rms_norm_eps
-        out = self.group.all_reduce(layer.attention_out(attended))
-        hidden = add_rms_norm(out, residual, layer.mlp_norm, eps)
-        out = self.group.all_reduce(layer.down(silu_mul(layer.gate_up(hidden))))
-        return add_rms_norm(out, residual, next_norm, eps)
+        hidden = self.group.add_rms_norm(layer.attention_out(attended), residual, layer.mlp_norm, eps)
+        return self.group.add_rms_norm(layer.down(silu_mul(layer.gate_up(hidden))), residual, next_norm, eps)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.group.size == 1:

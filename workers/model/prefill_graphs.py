@@ -56,7 +56,8 @@ class PrefillGraphs:
                 self._decoder.attend_all(inputs, self._kv_cache)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            # "thread_local": NCCL's watchdog asks for events meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._outputs[size] = self._decoder.attend_all(inputs, self._kv_cache)
             pool = graph.pool()
             self._graphs[size] = graph

@@ -87,6 +87,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._group = TensorParallelGroup(config.tp_rank, config.tp_size, config.rendezvous, self.device)
+        self._group.prepare(self.model_config.hidden_size, self.dtype)
         source = open_source(config.files, config.load_format, self.model_config, config.seed, self.device)
         self._decoder = LlamaDecoder(
             self.model_config, self._group, source, self.device, self.dtype, self.max_model_len, progress

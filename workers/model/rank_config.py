@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
 
+RANK_ENVIRONMENT = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
+"""What a rank's process needs in its environment before torch looks: NVLink multicast off, since a program that dies
+while it uses it can take the host's other GPUs with it; and each rank may see one device alone, number 0 to all."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:

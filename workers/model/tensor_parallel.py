@@ -1,4 +1,7 @@
-"""How the ranks of a group add, gather and share tensors. A group of one does nothing."""
+"""How the ranks of a group add, gather and share tensors. A group of one does nothing.
+
+Sums over ranks end in the same bits on all of them, so that what each computes from them is the same as well.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.all_reduce import PeerMemory, all_reduce, reduce_add_rms_norm
+from kernels.rms_norm import add_rms_norm
 from workers.engine.plan import RankLost
+from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exchange
 
 _TIMEOUT_S = 60.0
 """A rank silent for so long is lost; the brain's stall clock is faster."""
 
 
 class TensorParallelGroup:
-    """The ranks that hold one model's shards, by NCCL on CUDA and gloo elsewhere.
-
-    Rank 0 samples and broadcasts the token ids: one draw, whatever rounding the ranks' logits would differ by.
-    """
+    """The ranks that hold one model's shards, by NCCL and memory in common on CUDA, by gloo elsewhere."""
 
     def __init__(self, rank: int, size: int, rendezvous: str | None, device: torch.device) -> None:
         """Meet the other ranks; blocks until all are there."""
         self.rank = rank
         self.size = size
+        self._is_cuda = device.type == "cuda"
+        self._exchange: PeerExchange | None = None
         if size == 1:
             return
         if rendezvous is None:
@@ -36,11 +41,53 @@ class TensorParallelGroup:
             timeout=timedelta(seconds=_TIMEOUT_S),
         )
 
+    def prepare(self, width: int, dtype: torch.dtype) -> None:
+        """Find the fastest way to add rows of ``width`` elements. All ranks together, before memory is counted."""
+        if self.size == 1 or not self._is_cuda:
+            return
+        self._run(dist.all_reduce, torch.zeros(1, device="cuda"))  # NCCL takes its memory at its first use
+        self._exchange = open_peer_exchange(self.rank, self.size, width, dtype)
+        if self._exchange is not None:
+            self._exchange.measure(self._add_rms_norm_by)
+
+    @property
+    def reduce_times(self) -> list[ReduceTime]:
+        """What ``prepare`` measured; empty where NCCL or gloo does it all."""
+        return self._exchange.times if self._exchange is not None else []
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum over ranks, in ``x`` itself."""
+        if self.size == 1:
+            return x
+        peers = self._peers(x)
+        if peers is not None:
+            return all_reduce(x, peers)
+        self._run(dist.all_reduce, x)
+        return x
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add the sum of ``x`` over ranks to ``residual`` in place and return the result normalised.
+
+        Args:
+            x: [num_tokens, hidden], this rank's part; not valid afterwards.
+            residual: the same shape; the same on all ranks.
+            weight: [hidden].
+            eps: added to the mean square.
+        """
+        return self._add_rms_norm_by(x, residual, weight, self._peers(x), eps)
+
+    def _add_rms_norm_by(
+        self, x: Tensor, residual: Tensor, weight: Tensor, peers: PeerMemory | None, eps: float = 1e-6
+    ) -> Tensor:
+        if peers is not None:
+            return reduce_add_rms_norm(x, residual, weight, eps, peers)
         if self.size > 1:
             self._run(dist.all_reduce, x)
-        return x
+        return add_rms_norm(x, residual, weight, eps)
+
+    def _peers(self, x: Tensor) -> PeerMemory | None:
+        """How to add ``x``, if not by NCCL or gloo."""
+        return self._exchange.best(x.shape[0]) if self._exchange is not None else None
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Fill ``x`` on every rank with rank 0's."""
@@ -52,10 +99,13 @@ class TensorParallelGroup:
         """Return the ranks' columns side by side; ``widths`` are their numbers, which may differ by rank."""
         if self.size == 1:
             return x
-        widest = max(widths)
+        widest, num_rows = max(widths), x.shape[0]
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
-        parts = [torch.empty_like(padded) for _ in widths]
-        self._run(dist.all_gather, parts, padded)
+        gathered = x.new_empty(self.size * num_rows, widest)
+        self._run(dist.all_gather_into_tensor, gathered, padded)
+        parts = gathered.view(self.size, num_rows, widest)
+        if min(widths) == widest:
+            return parts.transpose(0, 1).reshape(num_rows, -1)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
+from workers.model.cuda_rank import make_rank
 from workers.model.rank import Rank
-from workers.model.rank_config import RankConfig
+from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
 
 GREEDY = ChoiceParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
@@ -128,13 +130,15 @@ class PlanDriver:
 
 
 def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
-    """Continue prompts greedily as one rank of a group; print the tokens as JSON.
+    """Continue prompts as one rank of a group; print the tokens as JSON.
 
     The spec holds ``prompts`` and ``num_tokens``, and either ``gguf`` (a path) or ``model_config`` (fields, for random
-    weights).
+    weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list) and ``chunk``.
     """
+    os.environ.update(RANK_ENVIRONMENT)
     torch.set_num_threads(1)
     spec = json.loads(spec_json)
+    params = [ChoiceParams(**one) for one in spec["params"]] if "params" in spec else GREEDY
     config = RankConfig(
         files=ModelFiles(Path(spec["gguf"]), "demo") if "gguf" in spec else None,
         load_format="auto" if "gguf" in spec else "dummy",
@@ -144,12 +148,14 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
         tp_rank=int(tp_rank),
         tp_size=int(tp_size),
         rendezvous=rendezvous if tp_size != "1" else None,
+        **spec.get("rank", {}),
     )
-    rank = Rank(config)
+    rank = make_rank(config)
     rank.load()
     rank.allocate(200)
     rank.warm_up()
-    outputs, _ = PlanDriver(rank, 200).generate(spec["prompts"], spec["num_tokens"])
+    driver = PlanDriver(rank, 200)
+    outputs, _ = driver.generate(spec["prompts"], spec["num_tokens"], params, spec.get("chunk"))
     rank.close()
     print(json.dumps(outputs))
 

@@ -1,0 +1,170 @@
+"""Which way a group of CUDA ranks adds small rows fastest: found by measurement when the group starts.
+
+Memory that all ranks of one host reach comes from torch's symmetric memory. Where it cannot be had (ranks on several
+hosts, GPUs without peer access) NCCL does it all. NVLink multicast is not used.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.all_reduce import PeerMemory, peer_memory_bytes
+
+logger = logging.getLogger(__name__)
+
+FLAGGED_ROWS = 256
+"""Beyond, twice the bytes cost more than a fence at any width that is served."""
+STAGED_ROWS = 2048
+"""As many rows as a prefill graph has; more are NCCL's, whose ring sends less from three ranks on."""
+_SIZES = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
+"""Rows measured; between two of them the larger decides."""
+_CALLS = 24
+_REPLAYS = 5
+
+Reduce = Callable[[Tensor, Tensor, Tensor, PeerMemory | None], object]
+"""Adds x [rows, width] over ranks to a residual and normalises with a weight; None is NCCL and a kernel after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceTime:
+    """Microseconds of one sum over ranks with residual and norm, by way; the slowest rank's."""
+
+    num_rows: int
+    nccl_us: float
+    flagged_us: float | None
+    """None: more rows than its memory has, as ``staged_us``."""
+    staged_us: float | None
+
+
+class PeerExchange:
+    """The memory of both ways, and by number of rows which one is fastest."""
+
+    def __init__(self, flagged: PeerMemory, staged: PeerMemory) -> None:
+        """Nothing is measured yet: flagged where it fits, then staged."""
+        self._flagged = flagged
+        self._staged = staged
+        self._best: list[PeerMemory | None] = []
+        self.times: list[ReduceTime] = []
+
+    def best(self, num_rows: int) -> PeerMemory | None:
+        """Return the memory by which ``num_rows`` rows are added fastest; None: by NCCL."""
+        if num_rows > self._staged.max_rows:
+            return None
+        if not self._best:
+            return self._flagged if num_rows <= self._flagged.max_rows else self._staged
+        return self._best[min(bisect.bisect_left(_SIZES, num_rows), len(self._best) - 1)]
+
+    def measure(self, reduce: Reduce) -> None:
+        """Time each way inside CUDA graphs, as it will run. All ranks together; they come to the same choice."""
+        for num_rows in _SIZES:
+            ways: list[PeerMemory | None] = [None]
+            ways += [way for way in (self._flagged, self._staged) if num_rows <= way.max_rows]
+            seconds = torch.tensor([self._time(num_rows, way, reduce) for way in ways], device="cuda")
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            found = seconds.tolist()
+            self._best.append(ways[found.index(min(found))])
+            by_way = dict(zip([id(way) for way in ways], found, strict=True))
+            flagged, staged = by_way.get(id(self._flagged)), by_way.get(id(self._staged))
+            self.times.append(
+                ReduceTime(
+                    num_rows,
+                    round(found[0] * 1e6, 2),
+                    None if flagged is None else round(flagged * 1e6, 2),
+                    None if staged is None else round(staged * 1e6, 2),
+                )
+            )
+        logger.info("sums over ranks, microseconds: %s", self.times)
+
+    def _time(self, num_rows: int, way: PeerMemory | None, reduce: Reduce) -> float:
+        width, dtype = self._flagged.width, self._flagged.dtype
+        x = torch.randn(num_rows, width, device="cuda").to(dtype)
+        residual, weight = torch.zeros_like(x), torch.ones(width, dtype=dtype, device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            reduce(x, residual, weight, way)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(_CALLS):
+                reduce(x, residual, weight, way)
+        best_s = float("inf")
+        for _ in range(_REPLAYS):
+            started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            started.record()
+            graph.replay()
+            ended.record()
+            ended.synchronize()
+            best_s = min(best_s, started.elapsed_time(ended) / 1e3 / _CALLS)
+        return best_s
+
+
+def open_peer_exchange(rank: int, size: int, width: int, dtype: torch.dtype) -> PeerExchange | None:
+    """Map the memory of all ranks of the default group into each; None, on all alike, where that cannot be done."""
+    host = f"{socket.gethostname()} {_boot_id()}"
+    hosts: list[str] = [""] * size
+    dist.all_gather_object(hosts, host)
+    if len(set(hosts)) > 1:
+        logger.info("ranks on %d hosts: sums over ranks by NCCL", len(set(hosts)))
+        return None
+    sizes = {
+        flagged: peer_memory_bytes(size, FLAGGED_ROWS if flagged else STAGED_ROWS, width, dtype, flagged)
+        for flagged in (True, False)
+    }
+    try:
+        own, addresses = _share(sizes[True] + sizes[False])
+        is_open = torch.ones(1, device="cuda")
+    except RuntimeError as error:
+        logger.warning("no memory that all ranks reach, sums over ranks by NCCL: %s", error)
+        is_open = torch.zeros(1, device="cuda")
+    dist.all_reduce(is_open, op=dist.ReduceOp.MIN)
+    if not is_open.item():
+        return None
+    memories = []
+    for is_flagged, offset in ((True, 0), (False, sizes[True])):
+        memories.append(
+            PeerMemory(
+                rank=rank,
+                own=own[offset : offset + sizes[is_flagged]],
+                addresses=addresses + offset,
+                turns=torch.zeros(
+                    FLAGGED_ROWS if is_flagged else STAGED_ROWS, dtype=torch.int32, device="cuda"
+                ),
+                width=width,
+                dtype=dtype,
+                is_flagged=is_flagged,
+            )
+        )
+    return PeerExchange(*memories)
+
+
+def _share(num_bytes: int) -> tuple[Tensor, Tensor]:
+    """Take ``num_bytes`` zeros that all ranks map; return them, and where each rank's are seen from here."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    device, group = torch.device("cuda", torch.cuda.current_device()), dist.group.WORLD
+    assert group is not None, "the ranks have met"
+    own = symmetric_memory.empty((num_bytes,), dtype=torch.uint8, device=device)
+    handle = symmetric_memory.rendezvous(own, group.group_name)
+    own.zero_()
+    torch.cuda.synchronize()
+    dist.barrier()  # nobody writes to memory that its owner is yet to clear
+    return own, torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device="cuda")
+
+
+def _boot_id() -> str:
+    """Tells hosts of one name apart; empty where there is no such file."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
