@@ -1,3 +1,5 @@
+# editable_mode=compat puts the clone on the path: with setuptools' newer import hook a script that lies beside a
+# clone called `shoal` would find the folder, and `from shoal import LLM` fail.
 # Each target sets up .venv first where it is missing or out of date.
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +21,8 @@ help:
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; about two minutes, 2.5 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--config-settings editable_mode=compat -e '.[dev]'
 	@touch $@
 
 setup: $(READY)

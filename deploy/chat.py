@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.live import Live
-from rich.markdown import Markdown
 from rich.markup import escape
 
 from deploy.client import Client, ClientError
@@ -60,16 +58,16 @@ class Chat:
         self._messages.append({"role": "user", "content": line})
         text = ""
         try:
-            with Live(console=self._console, refresh_per_second=12, vertical_overflow="visible") as live:
-                for piece in self._client.stream_chat(self._model, self._messages, **self._options):
-                    text += piece
-                    live.update(Markdown(text))
+            for piece in self._client.stream_chat(self._model, self._messages, **self._options):
+                text += piece
+                # As it comes and never again: what moves the cursor back garbles what is typed meanwhile.
+                self._console.out(piece, end="", highlight=False)
         except KeyboardInterrupt:
-            self._console.print("[dim](stopped)[/dim]")  # closing the stream cancels the request
+            self._console.print(" [dim](stopped)[/dim]", end="")  # closing the stream cancels the request
         except ClientError as error:
             self._console.print(f"[red]error:[/red] {escape(str(error))}")
         if text:
             self._messages.append({"role": "assistant", "content": text})
         else:
             self._messages.pop()
-        self._console.print()
+        self._console.print("\n")

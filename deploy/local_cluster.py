@@ -14,6 +14,7 @@ import httpx
 from cluster.config import ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
+from deploy.preflight import check_cluster
 from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
 from deploy.settings import ServeSettings
 from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
@@ -76,13 +77,8 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
     model = read_model_config(files)
+    check_cluster(settings, files, model)
     max_model_len = settings.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings:
-        raise InvalidRequest(
-            f"--max-model-len is {max_model_len}, "
-            f"{files.name} takes at most {model.max_position_embeddings} tokens",
-            "max_model_len",
-        )
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:
         _check_writable(trace_folder)

