@@ -42,6 +42,7 @@ class Replica:
         """
         self._config = config
         self._group: RankGroup | None = None
+        self._vocabulary_path = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
         if config.scripted:
@@ -59,6 +60,7 @@ class Replica:
     async def _load_ranks(self) -> tuple[EngineConfig, CostModel]:
         config = self._config
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
+        self._vocabulary_path = str(files.path)
         model = await asyncio.to_thread(read_model_config, files)
         self._group = RankGroup(
             _rank_config(config, files), config.tensor_parallel_size, config.device == "cuda"
@@ -88,6 +90,7 @@ class Replica:
                 engine=engine_config,
                 cost=cost,
                 num_ranks=0 if config.scripted else config.tensor_parallel_size,
+                vocabulary_path=self._vocabulary_path,
                 scripted_step_s=config.scripted_step_s,
             )
         )

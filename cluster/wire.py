@@ -59,6 +59,11 @@ def request_to_wire(request: EngineRequest) -> pb.Submit:
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs,
             pooling=params.pooling or "",
+            grammar=params.grammar,
+            thinking_end=params.thinking_end,
+            thinking_budget=params.thinking_budget,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=[pb.TokenIds(token_ids=word) for word in params.bad_words],
         ),
     )
 
@@ -106,6 +111,11 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
             pooling=_pooling(params.pooling),
+            grammar=params.grammar,
+            thinking_end=tuple(params.thinking_end),
+            thinking_budget=params.thinking_budget if params.HasField("thinking_budget") else None,
+            allowed_token_ids=tuple(params.allowed_token_ids),
+            bad_words=tuple(tuple(word.token_ids) for word in params.bad_words if word.token_ids),
         ),
     )
 

@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -38,11 +40,13 @@ from workers.brain_messages import (
     Update,
 )
 from workers.channel.executor import ChannelExecutor
+from workers.engine.constraint import Matcher
 from workers.engine.engine import Engine
 from workers.engine.errors import UserError
 from workers.engine.plan import Executor, RankLost
 from workers.engine.request import EngineRequest, FinishReason
 from workers.framing import FramedSocket
+from workers.grammar_thread import Compile, GrammarThread
 from workers.scripted import ScriptedExecutor
 
 log = logging.getLogger("shoal.brain")
@@ -71,11 +75,13 @@ class Brain:
         executor: BrainExecutor,
         replica: FramedSocket,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarThread | None = None,
     ) -> None:
         self._engine = engine
         self._executor = executor
         self._replica = replica
         self._clock = clock
+        self._grammars = grammars
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._outputs: list[TokenOutput] = []
@@ -92,6 +98,7 @@ class Brain:
         self._tell(Started(self._engine.load()))
         while True:
             self._take_commands()
+            self._take_matchers()
             if self._is_stopped or not self._replica.is_open:
                 return
             if self._executor.ready():
@@ -125,6 +132,8 @@ class Brain:
         poller.register(self._replica, select.POLLIN | (select.POLLOUT if self._replica.has_unsent else 0))
         for fd in self._executor.filenos():
             poller.register(fd, select.POLLIN)
+        if self._grammars is not None:
+            poller.register(self._grammars, select.POLLIN)
         wait_s = self._executor.ready_in_s()
         poller.poll(None if wait_s is None else math.ceil(wait_s * 1000))
         self._replica.flush()
@@ -143,10 +152,14 @@ class Brain:
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(request):
-                self._take_up(request)
+                if request.params.grammar and self._grammars is not None:
+                    self._grammars.put(request)
+                else:
+                    self._take_up(request)
             case Cancel(request_ids):
                 for request_id in request_ids:
-                    self._is_changed |= self._engine.abort(request_id)
+                    if self._grammars is None or not self._grammars.cancel(request_id):
+                        self._is_changed |= self._engine.abort(request_id)
                 cancelled = set(request_ids)
                 self._outputs = [output for output in self._outputs if output.request_id not in cancelled]
             case SnapshotCache():
@@ -156,10 +169,16 @@ class Brain:
             case Stop():
                 self._is_stopped = True
 
-    def _take_up(self, request: EngineRequest) -> None:
-        """Hand a request to the engine; whatever is wrong with it fails it alone."""
+    def _take_matchers(self) -> None:
+        for request, matcher in self._grammars.take() if self._grammars is not None else ():
+            self._take_up(request, matcher)
+
+    def _take_up(self, request: EngineRequest, matcher: Matcher | Exception | None = None) -> None:
+        """Hand a request to the engine; whatever is wrong with it or with its grammar fails it alone."""
         try:
-            output = self._engine.add(request, self._clock())
+            if isinstance(matcher, Exception):
+                raise matcher
+            output = self._engine.add(request, self._clock(), matcher)
         except UserError as error:
             output = _failure(request.request_id, error.message, error.param, is_user_error=True)
         except Exception as error:
@@ -215,9 +234,10 @@ def main() -> int:
         config = _read_config(replica)
         executor = make_executor(config)
         try:
+            grammars = GrammarThread(partial(_load_grammars, config)) if config.vocabulary_path else None
             # What has been imported by now lives as long as the process: keep it out of collections.
             gc.freeze()
-            Brain(Engine(config.engine, config.cost), executor, replica).run()
+            Brain(Engine(config.engine, config.cost), executor, replica, grammars=grammars).run()
         finally:
             executor.close()
     except RankLost as error:
@@ -246,6 +266,18 @@ def make_executor(config: BrainConfig) -> BrainExecutor:
         executor.close()
         raise
     return executor
+
+
+def _load_grammars(config: BrainConfig) -> Compile:
+    """Read the vocabulary; a second's work, on the grammars' own thread."""
+    from workers.checkpoint.source import ModelFiles
+    from workers.checkpoint.vocabulary import load_vocabulary
+    from workers.grammar import GrammarCompiler
+
+    vocabulary = load_vocabulary(ModelFiles(Path(config.vocabulary_path), "model"))
+    return GrammarCompiler(
+        vocabulary.token_bytes, vocabulary.special_token_ids, config.engine.eos_token_ids
+    ).matcher
 
 
 def _read_config(replica: FramedSocket) -> BrainConfig:

@@ -41,6 +41,8 @@ class BrainConfig(msgspec.Struct, frozen=True):
     """Where to listen for ranks (``workers.channel.link``); None lets the client choose one of this machine."""
     start_timeout_s: float = 600.0
     """For all ranks to connect."""
+    vocabulary_path: str = ""
+    """The model's file or folder, of whose vocabulary grammars are made; empty: requests with grammars are refused."""
     scripted_vocab_size: int = 32000
     scripted_step_s: float = 0.0
 

@@ -24,7 +24,7 @@ def scripted_token(seed: int, choice_index: int, position: int, vocab_size: int)
 
 
 class ScriptedExecutor:
-    """Answers each plan ``step_s`` after the one before it, or at once."""
+    """Answers each plan ``step_s`` after the one before it, or at once. Masks are not looked at."""
 
     def __init__(
         self,

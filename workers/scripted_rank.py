@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from workers.engine.config import EngineConfig
-from workers.engine.plan import BlockCopy, NewRow, StepPlan, StepResult
+from workers.engine.constraint import Constraint, Matcher
+from workers.engine.plan import BlockCopy, LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 
 _MASK = (1 << 61) - 1
@@ -36,9 +37,23 @@ def next_token(digest: int, params: ChoiceParams, position: int, vocab_size: int
     return (mixed >> 23) % vocab_size
 
 
-def generate(request: EngineRequest, config: EngineConfig, vocab_size: int) -> tuple[list[int], FinishReason]:
+def nearest_allowed(token_id: int, allowed: bytes | None, vocab_size: int) -> int:
+    """``token_id``, or the next one behind it, around the end of the vocabulary, that a mask allows."""
+    if allowed is None:
+        return token_id
+    candidates = (i % vocab_size for i in range(token_id, token_id + vocab_size))
+    return next(i for i in candidates if i < 8 * len(allowed) and allowed[i // 8] >> i % 8 & 1)
+
+
+def generate(
+    request: EngineRequest, config: EngineConfig, vocab_size: int, matcher: Matcher | None = None
+) -> tuple[list[int], FinishReason]:
     """What the engine must report of ``request``, said without an engine: its new tokens, and why it ends."""
     params = request.params
+    constraint = Constraint(matcher, params) if params.has_constraint else None
+    if constraint is not None:
+        for token_id in request.output_token_ids:
+            constraint.accept(token_id)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(config.eos_token_ids))
     tokens = [*request.prompt_token_ids, *request.output_token_ids]
     num_known = len(tokens)
@@ -46,9 +61,15 @@ def generate(request: EngineRequest, config: EngineConfig, vocab_size: int) -> t
         num_output = len(tokens) - len(request.prompt_token_ids)
         if num_output and num_output >= params.min_tokens and tokens[-1] in stops:
             return tokens[num_known:], FinishReason.STOP
+        if constraint is not None and constraint.is_complete:
+            return tokens[num_known:], FinishReason.STOP
         if num_output >= params.max_tokens or len(tokens) >= config.max_model_len:
             return tokens[num_known:], FinishReason.LENGTH
-        tokens.append(next_token(digest_of(tokens), params, len(tokens), vocab_size))
+        token_id = next_token(digest_of(tokens), params, len(tokens), vocab_size)
+        if constraint is not None:
+            token_id = nearest_allowed(token_id, constraint.mask(), vocab_size)
+            constraint.accept(token_id)
+        tokens.append(token_id)
 
 
 @dataclass(slots=True)
@@ -66,6 +87,14 @@ class _Row:
             parent = self.digests[-1] if self.digests else 1
             self.digests.append(_extend(parent, self.token_ids[len(self.digests)]))
         return self.digests[position]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that waits for masks, and its waiting rows by place."""
+
+    result: StepResult
+    rows: dict[int, _Row]
 
 
 class ScriptedRank:
@@ -86,6 +115,8 @@ class ScriptedRank:
         self._kv: dict[Slot, tuple[int, int]] = {}
         """Position and digest of the token whose KV the slot holds."""
         self._results: deque[StepResult] = deque()
+        self._pending: deque[_Pending] = deque()
+        """Steps with rows whose sampling is deferred; their results stand in ``_results`` with -1 for these."""
         self._touched: deque[dict[int, set[int]]] = deque()
         """For each step not collected: blocks read or written, and by which rows (by identity)."""
         self._next_step_id = 0
@@ -98,6 +129,8 @@ class ScriptedRank:
         """Run the plan, or raise ``AssertionError`` if it breaks the contract or reads what is not there."""
         self._check_shape(plan)
         corrupt = self._copy(plan)
+        if plan.late_masks is not None:
+            self._sample_late(plan.late_masks)
         for new_row in plan.new_rows:
             self._rows[new_row.row] = self._begin(new_row)
         scheduled = [self._rows[row] for row in plan.rows]
@@ -112,6 +145,9 @@ class ScriptedRank:
         self._touched.append(touched)
         token_ids = self._sample(plan, scheduled)
         self._results.append(StepResult(plan.step_id, token_ids, copied=self._copied, corrupt_blocks=corrupt))
+        if plan.deferred:
+            sampling = [row for row, samples in zip(scheduled, plan.samples, strict=True) if samples]
+            self._pending.append(_Pending(self._results[-1], {i: sampling[i] for i in plan.deferred}))
 
     def flip(self, host_block: int) -> None:
         """Spoil what a host block holds, as broken memory would; a checksum would tell."""
@@ -155,12 +191,13 @@ class ScriptedRank:
 
     def collect(self) -> StepResult:
         """The result of the oldest plan."""
+        assert self.ready(), "the result waits for masks that no plan has brought"
         self._touched.popleft()
         return self._results.popleft()
 
     def ready(self) -> bool:
         """True if a plan is not collected."""
-        return bool(self._results)
+        return bool(self._results) and -1 not in self._results[0].token_ids
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -216,15 +253,32 @@ class ScriptedRank:
 
     def _sample(self, plan: StepPlan, scheduled: list[_Row]) -> list[int]:
         token_ids: list[int] = []
+        masks = {mask.place: mask.allowed for mask in plan.masks}
+        assert masks.keys().isdisjoint(plan.deferred), "a row has a mask and waits for one"
         for index, row in enumerate(scheduled):
             end = plan.starts[index] + plan.num_tokens[index]
             assert plan.samples[index] == (end == len(row.token_ids)), "a row samples before its last token"
             if plan.samples[index]:
                 assert end < row.max_len, "a token is sampled that its request has no room for"
-                token_id = next_token(row.digest_at(end - 1), row.params, end, self._vocab_size)
-                row.token_ids.append(token_id)
-                token_ids.append(token_id)
+                place = len(token_ids)
+                token_ids.append(-1 if place in plan.deferred else self._sample_row(row, masks.get(place)))
         return token_ids
+
+    def _sample_row(self, row: _Row, allowed: bytes | None) -> int:
+        end = len(row.token_ids)
+        token_id = next_token(row.digest_at(end - 1), row.params, end, self._vocab_size)
+        token_id = nearest_allowed(token_id, allowed, self._vocab_size)
+        row.token_ids.append(token_id)
+        return token_id
+
+    def _sample_late(self, late_masks: LateMasks) -> None:
+        assert self._pending, "masks come that no row waits for"
+        pending = self._pending.popleft()
+        assert pending.result.step_id == late_masks.step_id, "masks come for another step than the oldest"
+        masks = {mask.place: mask.allowed for mask in late_masks.masks}
+        assert masks.keys() <= pending.rows.keys(), "a mask comes for a row that does not wait"
+        for place, row in pending.rows.items():
+            pending.result.token_ids[place] = self._sample_row(row, masks.get(place))
 
     def _slot(self, row: _Row, position: int) -> Slot:
         index, offset = divmod(position, self._config.block_size)

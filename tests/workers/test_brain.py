@@ -29,9 +29,11 @@ from workers.brain_messages import (
 from workers.engine.block_hash import hash_blocks
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
+from workers.engine.errors import InvalidRequest
 from workers.engine.plan import StepPlan, StepResult
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 from workers.framing import FramedSocket
+from workers.grammar_thread import GrammarThread
 from workers.scripted import ScriptedExecutor, scripted_token
 
 
@@ -79,6 +81,7 @@ class Replica:
     thread: threading.Thread
     executor: Any
     heard: list[Update] = field(default_factory=list)
+    grammars: GrammarThread | None = None
 
     def say(self, *commands: Any) -> None:
         for command in commands:
@@ -112,14 +115,15 @@ def make_replica() -> Iterator[Callable[..., Replica]]:
     """A brain that has started, and the replica's end of it."""
     replicas: list[Replica] = []
 
-    def make(executor: Any = None, **fields: Any) -> Replica:
+    def make(executor: Any = None, grammars: GrammarThread | None = None, **fields: Any) -> Replica:
         defaults = {"max_model_len": 256, "num_blocks": 64, "vocab_size": 32000}
         ours, theirs = socket.socketpair()
         executor = executor or ScriptedExecutor()
-        brain = Brain(Engine(EngineConfig(**{**defaults, **fields})), executor, FramedSocket(theirs))
+        engine = Engine(EngineConfig(**{**defaults, **fields}))
+        brain = Brain(engine, executor, FramedSocket(theirs), grammars=grammars)
         thread = threading.Thread(target=brain.run)
         thread.start()
-        replica = Replica(FramedSocket(ours), thread, executor)
+        replica = Replica(FramedSocket(ours), thread, executor, grammars=grammars)
         replicas.append(replica)
         assert isinstance(replica.hear(lambda _: True), Started)
         return replica
@@ -129,6 +133,8 @@ def make_replica() -> Iterator[Callable[..., Replica]]:
         replica.socket.close()
         replica.thread.join(10)
         assert not replica.thread.is_alive()
+        if replica.grammars is not None:
+            replica.grammars.close()
 
 
 def make_request(
@@ -179,10 +185,10 @@ def test_an_unexpected_failure_over_one_request_fails_it_alone(
 ) -> None:
     add = Engine.add
 
-    def stumble(self: Engine, request: EngineRequest, now_s: float) -> TokenOutput | None:
+    def stumble(self: Engine, request: EngineRequest, now_s: float, matcher: object) -> TokenOutput | None:
         if request.request_id == "bad":
             raise ZeroDivisionError("a bug")
-        return add(self, request, now_s)
+        return add(self, request, now_s, matcher)
 
     monkeypatch.setattr(Engine, "add", stumble)
     replica = make_replica()
@@ -194,6 +200,90 @@ def test_an_unexpected_failure_over_one_request_fails_it_alone(
     assert output.error == "the engine failed on this request: a bug"
     assert not output.is_user_error
     assert replica.outputs_of("good")
+
+
+class AnyToken:
+    """A grammar that is complete after two tokens."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_taken == 2
+
+    def mask(self) -> bytes:
+        return b"\xff" * 4000
+
+    def accept(self, token_id: int) -> None:
+        self.num_taken += 1
+
+
+def grammar_request(request_id: str, grammar: str) -> EngineRequest:
+    return EngineRequest(request_id, [1, 2], ChoiceParams(max_tokens=9, grammar=grammar))
+
+
+def test_steps_go_on_while_a_grammar_is_compiled(make_replica) -> None:
+    go_on = threading.Event()
+
+    def compile_slowly(grammar: str) -> AnyToken:
+        assert go_on.wait(10)
+        return AnyToken()
+
+    grammars = GrammarThread(lambda: compile_slowly)
+    replica = make_replica(grammars=grammars)
+
+    replica.say(Submit(grammar_request("slow", "g")), Submit(make_request("quick")))
+    replica.outputs_of("quick")
+    go_on.set()
+    outputs = replica.outputs_of("slow")
+
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert sum(len(output.token_ids) for output in outputs) == 2
+
+
+def test_a_bad_grammar_fails_its_request_alone(make_replica) -> None:
+    def compile_(grammar: str) -> AnyToken:
+        if grammar == "bad":
+            raise InvalidRequest("unknown name: foo", "grammar")
+        return AnyToken()
+
+    grammars = GrammarThread(lambda: compile_)
+    replica = make_replica(grammars=grammars)
+
+    replica.say(Submit(grammar_request("bad", "bad")))
+    [output] = replica.outputs_of("bad")
+    replica.say(Submit(grammar_request("good", "good")))
+
+    assert (output.error, output.error_param, output.is_user_error) == ("unknown name: foo", "grammar", True)
+    assert replica.outputs_of("good")[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_request_cancelled_while_its_grammar_is_compiled_is_not_heard_of(make_replica) -> None:
+    go_on = threading.Event()
+
+    def compile_slowly(grammar: str) -> AnyToken:
+        assert go_on.wait(10)
+        return AnyToken()
+
+    grammars = GrammarThread(lambda: compile_slowly)
+    replica = make_replica(grammars=grammars)
+
+    replica.say(Submit(grammar_request("gone", "g")), Cancel(["gone"]), Ping(0.0))
+    replica.hear(lambda update: isinstance(update, Pong))
+    go_on.set()
+    replica.say(Submit(grammar_request("next", "g")))
+
+    assert all(output.request_id == "next" for output in replica.outputs_of("next"))
+
+
+def test_without_a_vocabulary_grammars_are_refused(make_replica) -> None:
+    replica = make_replica()
+
+    replica.say(Submit(grammar_request("r", "g")))
+
+    [output] = replica.outputs_of("r")
+    assert "no vocabulary" in str(output.error)
 
 
 def test_a_submit_that_cannot_be_read_fails_the_request_it_names(make_replica) -> None:

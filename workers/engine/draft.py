@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from workers.engine.constraint import masks_of
 from workers.engine.cost_model import CostModel, StepWork
-from workers.engine.plan import BlockCopy, NewRow, StepPlan
+from workers.engine.plan import BlockCopy, LateMasks, NewRow, StepPlan
 from workers.engine.request_state import RequestState
 
 
@@ -17,6 +18,8 @@ class LaunchedStep:
     sampling: list[RequestState]
     """In the order of the result's tokens."""
     work: StepWork
+    deferred: list[int]
+    """Places in ``sampling`` whose masks are still owed to the ranks."""
 
 
 @dataclass(slots=True)
@@ -69,10 +72,16 @@ class Draft:
         """True once a running request went without the blocks it needs."""
 
     def finish(
-        self, swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies_awaited: int
+        self,
+        swap_out: list[BlockCopy],
+        swap_in: list[BlockCopy],
+        copies_awaited: int,
+        late_masks: LateMasks | None = None,
     ) -> tuple[StepPlan, LaunchedStep]:
         """The plan and what to remember of it."""
         decodes, prefills = self.decodes, self.prefills
+        sampling = decodes.sampling + prefills.sampling
+        masks, deferred = masks_of(sampling)
         plan = StepPlan(
             self.step_id,
             self.new_rows,
@@ -84,6 +93,9 @@ class Draft:
             swap_out,
             swap_in,
             copies_awaited,
+            masks,
+            deferred,
+            late_masks,
         )
         work = StepWork(
             len(decodes.rows),
@@ -94,7 +106,7 @@ class Draft:
                 for start, count in zip(prefills.starts, prefills.num_tokens, strict=True)
             ),
         )
-        return plan, LaunchedStep(self.step_id, decodes.sampling + prefills.sampling, work)
+        return plan, LaunchedStep(self.step_id, sampling, work, deferred)
 
     @property
     def is_empty(self) -> bool:

@@ -16,11 +16,12 @@ from collections import deque
 
 from workers.engine.admission import max_len_of, validate
 from workers.engine.config import EngineConfig
+from workers.engine.constraint import Constraint, Matcher, late_masks_of
 from workers.engine.cost_model import CostFit, CostModel
 from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
-from workers.engine.plan import StepPlan, StepResult, TokenLogprobs
+from workers.engine.plan import LateMasks, StepPlan, StepResult, TokenLogprobs
 from workers.engine.policy import make_policy
 from workers.engine.request import EngineRequest, FinishReason
 from workers.engine.request_state import RequestState, Status
@@ -64,8 +65,8 @@ class Engine:
         """Results applied since start."""
         return self._num_steps
 
-    def add(self, request: EngineRequest, now_s: float) -> TokenOutput | None:
-        """Take up a request.
+    def add(self, request: EngineRequest, now_s: float, matcher: Matcher | None = None) -> TokenOutput | None:
+        """Take up a request; one with a grammar comes with a fresh matcher of it.
 
         Returns None, or the one output of a request whose earlier output already ends it.
 
@@ -80,6 +81,8 @@ class Engine:
         max_len = max_len_of(request, self.config)
         state = RequestState(request, turn, max_len, self.config.eos_token_ids, now_s)
         self._num_arrivals += 1
+        if request.params.has_constraint:
+            state.constraint = _replayed(request, matcher)
         if request.output_token_ids:
             finish_reason = _finish_reason(state, request.output_token_ids[-1])
             if finish_reason is not None:
@@ -100,7 +103,10 @@ class Engine:
         """Hand out the next plan; None if enough steps are launched or there is nothing to compute now."""
         if len(self._launched) > self.config.run_ahead:
             return None
-        scheduled = self._scheduler.schedule(now_s, self.cost) if self._requests else None
+        late_masks = self._late_masks()
+        scheduled = None
+        if self._requests or late_masks is not None:
+            scheduled = self._scheduler.schedule(now_s, self.cost, late_masks)
         if scheduled is None and not self._launched:
             scheduled = self._scheduler.await_copies(self.cost)
         if scheduled is None:
@@ -127,7 +133,14 @@ class Engine:
             request.token_ids.append(token_id)
             num_known = len(request.token_ids)
             finish_reason = None
-            if token_id in request.stop_token_ids or num_known >= request.max_len:
+            if request.constraint is not None and not request.stops_at(token_id):
+                request.constraint.accept(token_id)
+                if request.constraint.error is not None:
+                    outputs.append(_failure(request, request.constraint.error))
+                    self._dismiss(request)
+                    continue
+                finish_reason = _finish_reason(request, token_id)
+            elif token_id in request.stop_token_ids or num_known >= request.max_len:
                 finish_reason = _finish_reason(request, token_id)
             outputs.append(
                 _output(
@@ -141,8 +154,7 @@ class Engine:
             if num_known % block_size == 0:
                 cache.register(request)
             if finish_reason is not None:
-                del self._requests[request.request_id]
-                self._scheduler.dismiss(request)
+                self._dismiss(request)
         self._scheduler.complete(result)
         self._num_steps += 1
         self._num_output_tokens += len(outputs)
@@ -150,6 +162,19 @@ class Engine:
         self._fit.observe_step(result.elapsed_s, step.work)
         self._fit.observe_copies(result.copied_s, result.num_copied_blocks)
         return outputs
+
+    def _late_masks(self) -> LateMasks | None:
+        """Masks that the oldest launched step still waits for; all tokens before it are known. None if it does not."""
+        if not self._launched or not self._launched[0].deferred:
+            return None
+        step = self._launched[0]
+        masks = late_masks_of(step.sampling, step.deferred)
+        step.deferred = []
+        return LateMasks(step.step_id, masks)
+
+    def _dismiss(self, request: RequestState) -> None:
+        del self._requests[request.request_id]
+        self._scheduler.dismiss(request)
 
     def load(self) -> Load:
         """How busy the engine is now."""
@@ -209,7 +234,7 @@ class Engine:
 
 def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
     """Why the request ends with ``token_id``, the last one known; None if it goes on."""
-    if request.stops_at(token_id):
+    if request.stops_at(token_id) or (request.constraint is not None and request.constraint.is_complete):
         return FinishReason.STOP
     return FinishReason.LENGTH if len(request.token_ids) >= request.max_len else None
 
@@ -224,14 +249,48 @@ def _output(
     """What one step says to one request; the first output tells also how it began."""
     is_first = not request.reported
     request.reported = True
+    last = request.token_ids[-1]
+    stop_token_id = last if finish_reason is FinishReason.STOP and last in request.stop_token_ids else None
     return TokenOutput(
         request.request.request_id,
         token_ids,
         finish_reason,
-        request.token_ids[-1] if finish_reason is FinishReason.STOP else None,
+        stop_token_id,
         None if logprobs is None else [logprobs],
         request.num_cached_tokens if is_first else None,
         request.num_preemptions,
         waited_s=request.waited_s if is_first else None,
         pooled=pooled,
+    )
+
+
+def _replayed(request: EngineRequest, matcher: Matcher | None) -> Constraint:
+    """What limits a request, after the output that it already has.
+
+    Raises:
+        InvalidRequest: there is no matcher of its grammar, or its output does not match.
+    """
+    if request.params.grammar and matcher is None:
+        raise InvalidRequest(
+            "this model's replicas cannot follow a grammar: they have no vocabulary", param="grammar"
+        )
+    constraint = Constraint(matcher, request.params)
+    for token_id in request.output_token_ids:
+        constraint.accept(token_id)
+    if constraint.error is not None:
+        raise InvalidRequest(
+            f"earlier output does not match the grammar: {constraint.error}", param="grammar"
+        )
+    return constraint
+
+
+def _failure(request: RequestState, message: str) -> TokenOutput:
+    return TokenOutput(
+        request.request_id,
+        [],
+        FinishReason.ERROR,
+        num_preemptions=request.num_preemptions,
+        error=message,
+        error_param="grammar",
+        is_user_error=True,
     )

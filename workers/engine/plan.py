@@ -40,6 +40,22 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     """How often the host block has been written, this copy out included; a copy in must find the same number."""
 
 
+class TokenMask(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens one sampling row may take."""
+
+    place: int
+    """Of the row among the rows of its step that sample."""
+    allowed: bytes
+    """Token ``i`` is bit ``i % 8`` of byte ``i // 8``; tokens beyond its end are forbidden."""
+
+
+class LateMasks(msgspec.Struct, frozen=True, array_like=True):
+    """What the deferred rows of an earlier step have waited for; those without a mask here may take any token."""
+
+    step_id: int
+    masks: list[TokenMask]
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: for ``rows[i]`` compute tokens ``starts[i] .. starts[i] + num_tokens[i]``.
 
@@ -49,7 +65,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     Copies between the tiers begin once all earlier steps have run and may end at any time later: the brain neither
     reuses nor reads either end before a result has said that they are done, and says so in ``copies_awaited``. A
-    plan without rows is for its copies alone: its result comes when all copies so far are done.
+    plan without rows is for its copies or late masks alone: its result comes when all copies so far are done.
     """
 
     step_id: int
@@ -69,6 +85,13 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Host to device."""
     copies_awaited: int = -1
     """All copies of plans up to this one are done: rank 0 has said so, the others make sure before they go on."""
+    masks: list[TokenMask] = []
+    """For sampling rows whose tokens are limited."""
+    deferred: list[int] = []
+    """Places of sampling rows whose masks depend on a token that is not known yet: they are computed with the
+    others, and sampled when a later plan brings ``late_masks``. The step's result waits for that."""
+    late_masks: LateMasks | None = None
+    """Before anything else of this plan: sample the deferred rows of that step."""
 
     @property
     def num_batched_tokens(self) -> int:

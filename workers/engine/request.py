@@ -6,7 +6,7 @@ blocks through the prefix cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -51,6 +51,16 @@ class ChoiceParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None: no logprobs; k: of the sampled token and of the k likeliest."""
+    grammar: str = ""
+    """What the output must match, as ``workers.grammar`` compiles it; empty means anything. Not for ranks."""
+    thinking_end: tuple[int, ...] = ()
+    """Tokens that end the thinking which the output begins with; empty: it does not think."""
+    thinking_budget: int | None = None
+    """Tokens of thinking after which its end is forced."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty means all; else what else the vocabulary holds is never sampled."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output must not hold."""
 
     pooling: Literal["mean", "last"] | None = None
     """Report the prompt's last hidden states as one vector, their mean or the last one, with the first token;
@@ -60,6 +70,16 @@ class ChoiceParams:
     def has_penalties(self) -> bool:
         """True if logits depend on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def has_constraint(self) -> bool:
+        """True if the brain has to look at its tokens to say which may come next."""
+        return bool(self.grammar) or (self.thinking_budget is not None and bool(self.thinking_end))
+
+    @property
+    def for_ranks(self) -> ChoiceParams:
+        """The part that sampling needs: a grammar may be long, and ranks see only its masks."""
+        return replace(self, grammar="") if self.grammar else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from workers.engine.block_hash import hash_block
 from workers.engine.policy import Turn
 from workers.engine.request import EngineRequest
+
+if TYPE_CHECKING:
+    from workers.engine.constraint import Constraint
 
 NO_ROW = -1
 
@@ -42,9 +46,11 @@ class RequestState:
     """Everything the engine knows about one request. Changed by scheduler and engine alone."""
 
     __slots__ = (
+        "awaits_mask",
         "block_hashes",
         "block_ids",
         "claims",
+        "constraint",
         "last_step_id",
         "load_step_id",
         "max_len",
@@ -120,11 +126,20 @@ class RequestState:
         """While waiting: tokens to compute, by the prefix cache as it was when it was queued."""
         self.num_preemptions = 0
         self.reported = False
+        self.constraint: Constraint | None = None
+        """What limits its next token, besides its parameters."""
+        self.awaits_mask = False
+        """True while a step computes it whose sampling is deferred: it cannot be scheduled again before."""
 
     @property
     def request_id(self) -> str:
         """The caller's name for it."""
         return self.request.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        """True once it has ended or was aborted."""
+        return self.status is Status.FINISHED
 
     @property
     def num_lag(self) -> int:

@@ -16,7 +16,7 @@ from workers.engine.cost_model import CostModel
 from workers.engine.draft import Draft, LaunchedStep
 from workers.engine.errors import OutOfBlocks
 from workers.engine.kv_cache import KVCache, Prefix
-from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.preemption import choose_victim, prefers_swap
 from workers.engine.request_queue import RequestQueue
 from workers.engine.request_state import NO_ROW, RequestState, Status
@@ -90,8 +90,10 @@ class Scheduler:
         self._cache.drop_swapped(request)
         request.status = Status.FINISHED
 
-    def schedule(self, now_s: float, cost: CostModel) -> tuple[StepPlan, LaunchedStep] | None:
-        """Make the next plan, or None if there is nothing to compute or to copy now."""
+    def schedule(
+        self, now_s: float, cost: CostModel, late_masks: LateMasks | None = None
+    ) -> tuple[StepPlan, LaunchedStep] | None:
+        """Make the next plan, or None if there is nothing to compute or to copy now and no masks are owed."""
         draft = Draft(self._next_step_id, self._config.max_num_batched_tokens, cost)
         begun = self._schedule_decodes(draft)
         self._schedule_prefills(draft, begun)
@@ -102,10 +104,10 @@ class Scheduler:
             spare = self._cache.num_unpromised_blocks - draft.num_promised_blocks
             host.drift(draft.step_id, max(0, spare - self._config.num_watermark_blocks))
         swap_out, swap_in = host.take_plan(draft.step_id)
-        if draft.is_empty and not swap_out and not swap_in:
+        if draft.is_empty and not swap_out and not swap_in and late_masks is None:
             return None
         self._next_step_id += 1
-        return draft.finish(swap_out, swap_in, host.copied)
+        return draft.finish(swap_out, swap_in, host.copied, late_masks)
 
     def await_copies(self, cost: CostModel) -> tuple[StepPlan, LaunchedStep] | None:
         """A plan without rows, whose result comes when all copies are done; None if they are."""
@@ -180,7 +182,7 @@ class Scheduler:
             if num_known - start != 1:
                 begun.append(request)
                 continue
-            if num_known >= request.max_len or not budget:
+            if num_known >= request.max_len or not budget or request.awaits_mask:
                 continue
             new_block_ids = _NO_BLOCKS
             if start == request.num_slots:
@@ -360,7 +362,12 @@ class Scheduler:
         request.num_known_at_start = len(request.token_ids)
         self._running.add(request)
         draft.new_rows.append(
-            NewRow(request.row, request.token_ids.copy(), request.num_prompt_tokens, request.request.params)
+            NewRow(
+                request.row,
+                request.token_ids.copy(),
+                request.num_prompt_tokens,
+                request.request.params.for_ranks,
+            )
         )
         if request.waited_s is None:
             request.waited_s = now_s - request.queued_s

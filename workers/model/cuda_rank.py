@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.draw import draw
-from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
+from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
@@ -18,9 +19,22 @@ from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
-from workers.model.row_sampler import SampledLogprobs
+from workers.model.row_sampler import SampledLogprobs, SampledRow
 
 _NO_BLOCK = -1
+
+
+@dataclass(slots=True)
+class _Deferred:
+    """Rows of a launched step whose sampling waits for masks."""
+
+    places: list[int]
+    rows: list[SampledRow]
+    logits: Tensor
+    """float32, a copy: the next step overwrites the step's own."""
+    token_ids: Tensor | None = None
+    """On their way to the host once sampled."""
+    logprobs: SampledLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class _Launched:
     logprob_places: list[int]
     """Which of the sampled rows ``logprobs`` speaks of."""
     pooled: PooledRows | None = None
+    deferred: _Deferred | None = None
 
 
 class CudaRank(Rank):
@@ -88,6 +103,8 @@ class CudaRank(Rank):
     def launch(self, plan: StepPlan) -> None:
         """See ``Executor``."""
         assert len(self._queue) < MAX_LAUNCHED, "each launched step has pinned memory of its own"
+        if plan.late_masks is not None:
+            self._sample_late(plan.late_masks)
         self._queue.append(self._run_step(plan))
 
     def collect(self) -> StepResult:
@@ -95,18 +112,29 @@ class CudaRank(Rank):
         assert self._queue, "collect follows launch"
         step = self._queue.popleft()
         step.done.synchronize()
-        logprobs: list[TokenLogprobs | None] | None = None
-        if step.logprobs is not None:
-            logprobs = [None] * len(step.token_ids)
-            for place, one in zip(step.logprob_places, step.logprobs.by_row(), strict=True):
+        token_ids: list[int] = step.token_ids.tolist()
+        found = [(step.logprob_places, step.logprobs)]
+        if step.deferred is not None:
+            late = step.deferred
+            assert late.token_ids is not None, "collect follows the masks that the step waits for"
+            for place, token_id in zip(late.places, late.token_ids.tolist(), strict=True):
+                token_ids[place] = token_id
+            found.append((late.places, late.logprobs))
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        for places, some in found:
+            for place, one in zip(places, some.by_row() if some is not None else [], strict=some is not None):
                 logprobs[place] = one
+        told = logprobs if any(some is not None for _, some in found) else None
         elapsed_s = step.started.elapsed_time(step.done) / 1e3
         pooled = step.pooled.by_row(len(step.token_ids)) if step.pooled is not None else None
-        return StepResult(step.plan.step_id, step.token_ids.tolist(), logprobs, elapsed_s, pooled)
+        return StepResult(step.plan.step_id, token_ids, told, elapsed_s, pooled)
 
     def ready(self) -> bool:
         """See ``Executor``."""
-        return bool(self._queue) and self._queue[0].done.query()
+        if not self._queue:
+            return False
+        oldest = self._queue[0]
+        return (oldest.deferred is None or oldest.deferred.token_ids is not None) and oldest.done.query()
 
     def close(self) -> None:
         """See ``Executor``."""
@@ -117,6 +145,8 @@ class CudaRank(Rank):
     def _run_step(self, plan: StepPlan) -> _Launched:
         started = torch.cuda.Event(enable_timing=True)
         started.record()
+        if not plan.rows:  # it was there for its masks alone
+            return self._finish(plan, started, [], [], self._buffers.logits)
         for new in plan.new_rows:
             self._is_plain[new.row] = is_plain(new.params)
         self._sampler.enter(plan.new_rows)
@@ -188,10 +218,13 @@ class CudaRank(Rank):
         The draw is every rank's own, from the same logits by the same arithmetic. torch's sums need not come out
         the same on two devices: what it samples is rank 0's.
         """
-        places = [place for place, row in enumerate(rows) if not self._is_plain[row]]
+        masks = {mask.place: mask.allowed for mask in plan.masks}
+        others = {place for place, row in enumerate(rows) if not self._is_plain[row]} | masks.keys()
+        places = sorted(others.difference(plan.deferred))
         logprobs = None
         if places and self.config.tp_rank == 0:
-            logprobs = self._sample_others(rows, last_positions, logits, places)
+            logprobs = self._sample_others(rows, last_positions, logits, places, masks)
+        deferred = self._defer(rows, last_positions, logits, plan.deferred) if plan.deferred else None
         if places and self.config.tp_size > 1:
             assert self._group is not None, "weights are loaded before the first step"
             drawn = self._group.broadcast(self._buffers.drawn[: len(rows)])
@@ -203,15 +236,51 @@ class CudaRank(Rank):
         token_ids = self._buffers.fetch(len(rows))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
-        return _Launched(plan, started, done, token_ids, logprobs, places, pooled)
+        return _Launched(plan, started, done, token_ids, logprobs, places, pooled, deferred)
+
+    def _defer(
+        self, rows: list[int], last_positions: list[int], logits: Tensor, places: list[int]
+    ) -> _Deferred:
+        """Keep what is needed to sample these rows later; what the draw took for them is overwritten then."""
+        sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
+        index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
+        return _Deferred(places, sampled, logits[index].float())
+
+    @torch.inference_mode()
+    def _sample_late(self, late_masks: LateMasks) -> None:
+        """Sample the deferred rows of an earlier step, before a step that reads their tokens."""
+        step = next(step for step in self._queue if step.plan.step_id == late_masks.step_id)
+        late = step.deferred
+        assert late is not None, "masks come for rows that do not wait"
+        index = {place: i for i, place in enumerate(late.places)}
+        if self.config.tp_rank == 0:
+            allowed = {index[mask.place]: mask.allowed for mask in late_masks.masks}
+            token_ids, logprobs = self._sampler.sample(late.logits, late.rows, allowed)
+        else:
+            token_ids, logprobs = torch.empty(len(index), dtype=torch.int64, device=self.device), None
+        if self.config.tp_size > 1:
+            assert self._group is not None, "weights are loaded before the first step"
+            token_ids = self._group.broadcast(token_ids)
+        self._batch.store([row.row for row in late.rows], [row.position for row in late.rows], token_ids)
+        if logprobs is not None:
+            tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
+            late.logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
+        late.token_ids = _copy_to_host(token_ids)
+        step.done.record()
 
     def _sample_others(
-        self, rows: list[int], last_positions: list[int], logits: Tensor, places: list[int]
+        self,
+        rows: list[int],
+        last_positions: list[int],
+        logits: Tensor,
+        places: list[int],
+        masks: Mapping[int, bytes],
     ) -> SampledLogprobs | None:
         """Sample rows that ask for more than the draw does, over what it drew."""
         sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
         index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
-        token_ids, logprobs = self._sampler.sample(logits[index].float(), sampled)
+        allowed = {i: masks[place] for i, place in enumerate(places) if place in masks}
+        token_ids, logprobs = self._sampler.sample(logits[index].float(), sampled, allowed)
         self._batch.store([row.row for row in sampled], [row.position for row in sampled], token_ids)
         self._buffers.drawn[index] = token_ids.to(torch.int32)
         return logprobs
@@ -245,6 +314,8 @@ def is_plain(params: ChoiceParams) -> bool:
         and not params.logit_bias
         and params.num_logprobs is None
         and params.min_tokens == 0
+        and not params.allowed_token_ids
+        and not params.bad_words
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.paged_decode_attention import SPLIT_TOKENS
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.engine.errors import UserError
-from workers.engine.plan import NewRow, StepPlan, StepResult
+from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
 from workers.model.device import choose_dtype, read_cpu_flags
@@ -156,7 +156,7 @@ class Rank:
         assert self._launched, "collect follows launch"
         launched = self._launched.popleft()
         if isinstance(launched, StepPlan):
-            launched = self._run(launched)
+            launched = self._run(launched, self._late_masks_for(launched))
         if launched.done is not None:
             launched.done.synchronize()
         return StepResult(
@@ -168,11 +168,13 @@ class Rank:
         )
 
     def ready(self) -> bool:
-        """See ``Executor``. On a CPU ``collect`` computes but waits for nobody, so any launched plan is ready."""
+        """See ``Executor``. On a CPU ``collect`` computes but waits for nobody but late masks."""
         if not self._launched:
             return False
         oldest = self._launched[0]
-        return isinstance(oldest, StepPlan) or oldest.done is None or oldest.done.query()
+        if isinstance(oldest, StepPlan):
+            return not oldest.deferred or self._late_masks_for(oldest) is not None
+        return oldest.done is None or oldest.done.query()
 
     def close(self) -> None:
         """See ``Executor``."""
@@ -180,11 +182,21 @@ class Rank:
         if self._group is not None:
             self._group.close()
 
+    def _late_masks_for(self, plan: StepPlan) -> LateMasks | None:
+        """What the plan's deferred rows wait for, if a plan launched later has brought it."""
+        later = (one.late_masks for one in self._launched if isinstance(one, StepPlan))
+        return next((late for late in later if late is not None and late.step_id == plan.step_id), None)
+
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> _Launched:
+    def _run(self, plan: StepPlan, late_masks: LateMasks | None = None) -> _Launched:
+        assert not plan.deferred or late_masks is not None, (
+            "the step waits for masks that no plan has brought"
+        )
         started_s = time.perf_counter()
         assert self._group is not None, "weights are loaded before the first step"
         assert self._kv_cache is not None, "memory is allocated before the first step"
+        if not plan.rows:  # it was there for its masks alone
+            return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None)
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
@@ -202,7 +214,9 @@ class Rank:
         logprobs = None
         if rows:
             if self.config.tp_rank == 0:
-                token_ids, logprobs = self._sampler.sample(logits.float(), rows)
+                masks = [*plan.masks, *(late_masks.masks if late_masks else ())]
+                allowed = {mask.place: mask.allowed for mask in masks}
+                token_ids, logprobs = self._sampler.sample(logits.float(), rows, allowed)
             else:
                 token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             self._group.broadcast(token_ids)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,9 @@ from kernels.sampler import log_probabilities, sample
 from workers.engine.plan import NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
+
+_NO_MASKS: Mapping[int, bytes] = {}
+_BITS = torch.arange(8, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,18 @@ class RowSampler:
         assert new is not None, f"row {row} samples but never entered the batch"
         return SampledRow(row, position, new.params, new.num_prompt_tokens)
 
-    def sample(self, logits: Tensor, rows: list[SampledRow]) -> tuple[Tensor, SampledLogprobs | None]:
+    def sample(
+        self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes] = _NO_MASKS
+    ) -> tuple[Tensor, SampledLogprobs | None]:
         """Return one token id a row [num_rows] int64, and log-probabilities if any row wants them.
 
         ``logits`` are float32 [num_rows, vocab]. Log-probabilities are of the model's own distribution, before
-        penalties and bias.
+        penalties, bias and masks.
+
+        Args:
+            masks: by index in ``rows``, as ``TokenMask.allowed`` says them.
         """
-        adjusted = self._adjust(logits, rows)
+        adjusted = self._adjust(logits, rows, masks)
         params = [row.params for row in rows]
         if all(p.temperature == 0 for p in params):
             token_ids = adjusted.argmax(-1)
@@ -90,7 +100,7 @@ class RowSampler:
         widest = min(max(k or 0 for k in num_top), logits.shape[1])
         return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest))
 
-    def _adjust(self, logits: Tensor, rows: list[SampledRow]) -> Tensor:
+    def _adjust(self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes]) -> Tensor:
         """Apply penalties, biases and forbidden tokens to a copy, if there are any; unknown tokens are passed over."""
         adjusted = logits
         vocab = range(logits.shape[1])
@@ -117,7 +127,54 @@ class RowSampler:
             row_ids, token_ids, values = zip(*bias, *forbidden, strict=True)
             place = (self._integers(row_ids), self._integers(token_ids))
             adjusted.index_put_(place, self._floats(values), accumulate=True)
+        limits = dict(masks)
+        for i, row in enumerate(rows):
+            if row.params.allowed_token_ids:
+                own = _packed(row.params.allowed_token_ids)
+                limits[i] = _intersection(own, limits[i]) if i in limits else own
+        if limits:
+            adjusted = logits.clone() if adjusted is logits else adjusted
+            self._forbid(adjusted, limits)
+        if any(row.params.bad_words for row in rows):
+            adjusted = logits.clone() if adjusted is logits else adjusted
+            self._end_no_bad_word(adjusted, rows)
         return adjusted
+
+    def _forbid(self, logits: Tensor, limits: Mapping[int, bytes]) -> None:
+        """Set what a mask does not allow to minus infinity, in place."""
+        vocab = logits.shape[1]
+        num_bytes = -(-vocab // 8)
+        packed = np.zeros((len(limits), num_bytes), dtype=np.uint8)
+        for i, allowed in enumerate(limits.values()):
+            known = np.frombuffer(allowed, dtype=np.uint8)[:num_bytes]
+            packed[i, : len(known)] = known
+        bits = self._to_device(torch.from_numpy(packed))[:, :, None] >> self._to_device(_BITS)
+        is_allowed = (bits & 1).bool().flatten(1)[:, :vocab]
+        index = self._integers(list(limits))
+        logits[index] = logits[index].masked_fill(~is_allowed, float("-inf"))
+
+    def _end_no_bad_word(self, logits: Tensor, rows: list[SampledRow]) -> None:
+        """Forbid, in place, each token that would complete a bad word; a word counts within the output only."""
+        words = [
+            (index, word)
+            for index, row in enumerate(rows)
+            for word in row.params.bad_words
+            if len(word) - 1 <= row.position - row.num_prompt_tokens and 0 <= word[-1] < logits.shape[1]
+        ]
+        if not words:
+            return
+        longest = max(len(word) for _, word in words) - 1
+        # Right-aligned; -1 stands for any token.
+        beginnings = self._integers([[-1] * (longest + 1 - len(word)) + list(word[:-1]) for _, word in words])
+        places = self._integers([rows[index].row for index, _ in words])
+        ends = self._integers([rows[index].position for index, _ in words])
+        columns = (ends[:, None] - longest + self._to_device(torch.arange(longest))).clamp(min=0)
+        said = self._batch.token_ids[places[:, None], columns]
+        is_begun = ((said == beginnings) | (beginnings < 0)).all(-1)
+        index = self._integers([index for index, _ in words])
+        lasts = self._integers([word[-1] for _, word in words])
+        biases = torch.where(is_begun, float("-inf"), 0.0)
+        logits.index_put_((index, lasts), biases, accumulate=True)
 
     def _penalize(self, logits: Tensor, rows: list[SampledRow]) -> Tensor:
         longest = max(row.position for row in rows)
@@ -145,7 +202,7 @@ class RowSampler:
             self._integers(seeds), self._integers(choices), self._integers([row.position for row in rows])
         )
 
-    def _integers(self, values: Sequence[int]) -> Tensor:
+    def _integers(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return self._to_device(torch.tensor(values, dtype=torch.int64))
 
     def _floats(self, values: Sequence[float]) -> Tensor:
@@ -154,3 +211,16 @@ class RowSampler:
     def _to_device(self, tensor: Tensor) -> Tensor:
         device = self._batch.device
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=256)
+def _packed(token_ids: tuple[int, ...]) -> bytes:
+    """A mask that allows these alone."""
+    mask = bytearray(max(token_ids) // 8 + 1)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)
+
+
+def _intersection(one: bytes, other: bytes) -> bytes:
+    return bytes(a & b for a, b in zip(one, other, strict=False))

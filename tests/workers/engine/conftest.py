@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from workers.engine.config import EngineConfig
+from workers.engine.constraint import GrammarFailed
 from workers.engine.engine import Engine
 from workers.engine.outputs import TokenOutput
 from workers.engine.plan import StepPlan
@@ -17,6 +18,42 @@ from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 from workers.scripted_rank import ScriptedRank, generate
 
 VOCAB_SIZE = 1000
+
+
+class Residues:
+    """A grammar of the tests, "modulus:length": each token's residue is that of the sum of those before it.
+
+    "modulus:length:n" fails once n tokens are taken.
+    """
+
+    def __init__(self, grammar: str) -> None:
+        self._modulus, self._length, *fails_at = map(int, grammar.split(":"))
+        self._fails_at = fails_at[0] if fails_at else None
+        self._total = 1
+        self._num_taken = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._num_taken >= self._length
+
+    def mask(self) -> bytes:
+        if self._num_taken == self._fails_at:
+            raise GrammarFailed("the grammar is too complex")
+        allowed = bytearray(-(-VOCAB_SIZE // 8))
+        for token_id in range(self._total % self._modulus, VOCAB_SIZE, self._modulus):
+            allowed[token_id // 8] |= 1 << token_id % 8
+        return bytes(allowed)
+
+    def accept(self, token_id: int) -> None:
+        if token_id % self._modulus != self._total % self._modulus:
+            raise GrammarFailed(f"{token_id} is not allowed")
+        self._total += token_id
+        self._num_taken += 1
+
+
+def matcher_of(request: EngineRequest) -> Residues | None:
+    """A matcher of the request's grammar, if it has one."""
+    return Residues(request.params.grammar) if request.params.grammar else None
 
 
 @dataclass
@@ -45,7 +82,7 @@ class Bench:
             prompt = [number * 37 % VOCAB_SIZE, *range(1, prompt)]
         params = ChoiceParams(max_tokens=max_tokens, **{"ignore_eos": True, "seed": number, **fields})
         request = EngineRequest(request_id, prompt, params, **outside)
-        output = self.engine.add(request, self.now_s)
+        output = self.engine.add(request, self.now_s, matcher_of(request))
         self.requests[request_id] = request
         self.token_ids[request_id] = []
         if output is not None:
@@ -83,7 +120,8 @@ class Bench:
 
     def expected(self, request_id: str) -> tuple[list[int], FinishReason]:
         """What the request must yield."""
-        return generate(self.requests[request_id], self.engine.config, VOCAB_SIZE)
+        request = self.requests[request_id]
+        return generate(request, self.engine.config, VOCAB_SIZE, matcher_of(request))
 
     def assert_all_as_expected(self) -> None:
         """Every request has yielded the tokens and the end that the pure function gives."""

@@ -51,6 +51,9 @@ wishes = st.builds(
             "seed": st.integers(0, 2),
             "ignore_eos": st.booleans(),
             "stop_token_ids": st.sampled_from([(), (1, 2, 3), tuple(range(0, 1000, 5))]),
+            "grammar": st.sampled_from(["", "", "7:100", "3:4", "11:9"]),
+            "thinking_end": st.sampled_from([(), (), (5,), (0, 5)]),
+            "thinking_budget": st.none() | st.integers(0, 6),
         }
     ),
 )
@@ -126,7 +129,8 @@ def check_any_schedule(
         if pending:
             wish = pending.pop()
             # Tokens that an engine elsewhere would have generated, as far as it got.
-            earlier = [3] * min(wish.num_earlier, config["max_model_len"] - wish.prompt_len)
+            num_earlier = 0 if wish.params["grammar"] else wish.num_earlier
+            earlier = [3] * min(num_earlier, config["max_model_len"] - wish.prompt_len)
             hashes = hash_blocks([*wish.prompt, *earlier], config["block_size"], engine.config.hash_root)
             try:
                 bench.add(
@@ -168,7 +172,7 @@ def check_any_schedule(
             add()
         elif action == "plan":
             bench.plan()
-        elif action == "apply" and engine.num_launched:
+        elif action == "apply" and bench.rank.ready():
             bench.apply()
         elif action == "abort" and engine.abort(f"r{number}"):
             aborted.add(f"r{number}")

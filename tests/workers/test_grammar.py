@@ -1,0 +1,115 @@
+"""Grammars over the demo model's vocabulary: what they allow, what is refused, and that nothing takes long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import llguidance
+import pytest
+
+from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
+from workers.engine.constraint import GrammarFailed
+from workers.engine.errors import InvalidRequest
+from workers.grammar import GrammarCompiler, GrammarMatcher
+
+END, OTHER_END = 2, 0
+
+
+@pytest.fixture(scope="module")
+def vocabulary(demo_model: ModelFiles) -> Vocabulary:
+    return load_vocabulary(demo_model)
+
+
+@pytest.fixture(scope="module")
+def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
+    return GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END, OTHER_END))
+
+
+def schema(value: object) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(value), defaults={"whitespace_flexible": False}
+    )
+
+
+def allowed(matcher: GrammarMatcher) -> set[int]:
+    mask = matcher.mask()
+    return {i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1}
+
+
+def test_only_what_continues_the_grammar_is_allowed(compiler, vocabulary) -> None:
+    matcher = compiler.matcher('start: "yes" | "no"')
+
+    begun = {vocabulary.token_bytes[i] for i in allowed(matcher)}
+
+    assert begun == {b"y", b"ye", b"yes", b"n", b"no"}
+
+
+def test_any_end_of_sequence_may_come_where_the_grammar_is_satisfied(compiler, vocabulary) -> None:
+    matcher = compiler.matcher('start: "a" "b"?')
+    assert END not in allowed(matcher)
+
+    matcher.accept(vocabulary.token_bytes.index(b"a"))
+
+    assert {END, OTHER_END} < allowed(matcher)
+    assert matcher.is_accepting
+    assert not matcher.is_complete
+
+
+def test_a_grammar_that_nothing_can_follow_is_complete(compiler, vocabulary) -> None:
+    matcher = compiler.matcher(schema({"const": 7}))
+
+    matcher.accept(vocabulary.token_bytes.index(b"7"))
+
+    assert matcher.is_complete
+
+
+def test_special_tokens_are_no_text(compiler, vocabulary) -> None:
+    matcher = compiler.matcher("start: /.*/")
+
+    assert allowed(matcher) & vocabulary.special_token_ids == {END, OTHER_END}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"not": {"type": "string"}}), "not"),
+        (schema({"type": "objekt"}), "objekt"),
+        (schema({"$ref": "#"}), "nothing can match"),
+        ("start: foo", "foo"),
+        ("", "Empty"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(compiler, grammar: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        compiler.matcher(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        llguidance.LLMatcher.grammar_from_regex("(a{1000}){1000}"),
+        llguidance.LLMatcher.grammar_from_regex("(.*a){20}b"),
+        llguidance.LLMatcher.grammar_from_regex("(x+x+)+y"),
+        schema({"enum": [f"value {i}" for i in range(20_000)]}),
+        schema({"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(14)]}),
+        schema({"type": "string", "minLength": 50_000, "maxLength": 100_000}),
+    ],
+    ids=["repeats", "many states", "nested", "long enum", "product", "long"],
+)
+def test_a_hostile_grammar_is_refused_or_followed_in_bounded_time(compiler, vocabulary, grammar: str) -> None:
+    slowest_s = 0.0
+    started_s = time.perf_counter()
+    with contextlib.suppress(InvalidRequest, GrammarFailed):
+        matcher = compiler.matcher(grammar)
+        for _ in range(8):
+            begun_s = time.perf_counter()
+            matcher.mask()
+            slowest_s = max(slowest_s, time.perf_counter() - begun_s)
+            matcher.accept(max(allowed(matcher), key=lambda i: len(vocabulary.token_bytes[i])))
+
+    assert slowest_s < 1.0
+    assert time.perf_counter() - started_s < 10
