@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from workers.checkpoint.source import ModelSource
 
+INGRESS_APPLICATION = "shoal-ingress"
+INGRESS_DEPLOYMENT = "ingress"
+REPLICA_DEPLOYMENT = "replica"
+"""Names in Serve; configurations and the chart use the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
@@ -51,5 +56,10 @@ class ReplicaConfig:
 
     @property
     def application_name(self) -> str:
-        """Name of the model's Serve application, also of its membership group; Serve allows no slashes."""
-        return "model-" + self.served_name.replace("/", "--")
+        """Name of the model's Serve application, also of its membership group."""
+        return application_name(self.served_name)
+
+
+def application_name(served_name: str) -> str:
+    """Name of the Serve application of the model that clients call ``served_name``; Serve allows no slashes."""
+    return "model-" + served_name.replace("/", "--")

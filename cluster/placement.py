@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from workers.engine.errors import ShoalError
 
+WORKER_GROUP_LABEL = "shoal-worker-group"
+"""Ray node label that ties a model to one kind of nodes."""
+
 
 class Infeasible(ShoalError):
     """The cluster has not got what a replica needs; the message names what is missing."""
@@ -26,6 +29,15 @@ class GroupPlacement:
 
     bundles: list[dict[str, float]]
     strategy: str
+    worker_group: str | None = None
+    """Only nodes that carry this name in the Ray label ``shoal-worker-group``; None: any."""
+
+    @property
+    def label_selectors(self) -> list[dict[str, str]]:
+        """What Ray asks of each bundle's node."""
+        if self.worker_group is None:
+            return [{} for _ in self.bundles]
+        return [{WORKER_GROUP_LABEL: self.worker_group} for _ in self.bundles]
 
 
 def plan_group(tensor_parallel_size: int, uses_gpu: bool, nodes: Sequence[NodeResources]) -> GroupPlacement:
@@ -45,5 +57,19 @@ def plan_group(tensor_parallel_size: int, uses_gpu: bool, nodes: Sequence[NodeRe
             f"a replica with --tensor-parallel-size {size} needs {size} {kind}s, the cluster has {total} "
             f"(at most {most} on one node): lower it or add nodes"
         )
+    return _placement(size, uses_gpu, most)
+
+
+def place_on_nodes_to_come(
+    tensor_parallel_size: int, uses_gpu: bool, ranks_per_node: int, worker_group: str | None = None
+) -> GroupPlacement:
+    """The same for nodes that an autoscaler may still have to add, each with room for ``ranks_per_node``."""
+    return _placement(tensor_parallel_size, uses_gpu, ranks_per_node, worker_group)
+
+
+def _placement(
+    size: int, uses_gpu: bool, ranks_per_node: int, worker_group: str | None = None
+) -> GroupPlacement:
     bundle: dict[str, float] = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
-    return GroupPlacement([dict(bundle) for _ in range(size)], "STRICT_PACK" if most >= size else "PACK")
+    strategy = "STRICT_PACK" if ranks_per_node >= size else "PACK"
+    return GroupPlacement([dict(bundle) for _ in range(size)], strategy, worker_group)

@@ -14,13 +14,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from cluster.config import ReplicaConfig
+from cluster.config import INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, ReplicaConfig
 from cluster.placement import GroupPlacement
 from cluster.replica import Replica
-from router.config import IngressConfig
+from router.config import IngressConfig, ServedModelConfig
 
-INGRESS_APPLICATION = "shoal-ingress"
-_REPLICA_DEPLOYMENT = "replica"
 # Nothing but Serve's own health calls passes through a replica's Serve queue.
 _MAX_ONGOING = 100_000
 
@@ -40,11 +38,12 @@ def build_model_application(
     name = config.application_name
     deployment: Any = serve.deployment(
         Replica,
-        name=_REPLICA_DEPLOYMENT,
+        name=REPLICA_DEPLOYMENT,
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": 0, "num_gpus": 0},
         placement_group_bundles=placement.bundles,
         placement_group_strategy=placement.strategy,
+        placement_group_bundle_label_selector=placement.label_selectors,
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
@@ -66,20 +65,20 @@ def build_model_application(
 
 
 def build_ingress_application(
-    config: IngressConfig, model_applications: Sequence[str], num_replicas: int, drain_timeout_s: float
+    config: IngressConfig, num_replicas: int, drain_timeout_s: float, num_cpus: float = 0
 ) -> Application:
-    """The OpenAI endpoint before the given models' applications."""
+    """The OpenAI endpoint before the applications of ``config.models``, and of those in its ``user_config``."""
     deployment: Any = serve.deployment(
         serve.ingress()(HttpIngress),
-        name="ingress",
+        name=INGRESS_DEPLOYMENT,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": num_cpus},
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=drain_timeout_s + 10.0,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config, list(model_applications))
+    return deployment.bind(config)
 
 
 class Anchor:
@@ -92,24 +91,44 @@ class Anchor:
 class HttpIngress:
     """One ingress process: the router's ASGI app under Serve, which starts and stops it."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: IngressConfig, model_applications: list[str]
-    ) -> None:
-        """Start the routers of all models, so that membership flows, and the ingress itself."""
+    async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Start the ingress with the models of ``config``."""
         from router import membership
         from router.app import build_app
         from router.ingress import Ingress
 
-        self._handles = []
-        for name in model_applications:
-            # options() makes the handle's request router, which listens to Serve's controller from then on.
-            self._handles.append(serve.get_deployment_handle(_REPLICA_DEPLOYMENT, app_name=name).options())
+        self._handles: dict[str, Any] = {}
+        self._follow(config.models)
         self._ingress = Ingress(config)
         await self._ingress.start(membership.shared())
         self._app = build_app(self._ingress, sends_request_id=False)
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve the models of ``user_config["models"]`` (``ModelSpec``) from now on, without a restart.
+
+        Models whose text side is the same as before are left alone, streams and all.
+        """
+        import asyncio
+
+        from deploy.model_spec import ModelSpec
+
+        specs = [ModelSpec.model_validate(one) for one in user_config["models"]]
+        models = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in specs))
+        self._follow(models)
+        await self._ingress.set_models(models)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
 
     async def __del__(self) -> None:
         await self._ingress.stop()
+
+    def _follow(self, models: Sequence[ServedModelConfig]) -> None:
+        """Have Serve tell the membership of these models' replicas."""
+        groups = [model.group for model in models]
+        # options() makes the handle's request router, which listens to Serve's controller from then on.
+        self._handles = {
+            group: self._handles.get(group)
+            or serve.get_deployment_handle(REPLICA_DEPLOYMENT, app_name=group).options()
+            for group in groups
+        }

@@ -13,6 +13,8 @@ from rich.markup import escape
 
 from deploy.bench.cli import app as bench
 from deploy.console import console, print_error
+from deploy.deploy_command import deploy
+from deploy.fetch_command import fetch
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.command()(simulate)
 app.add_typer(trace, name="trace")
+app.command()(deploy)
+app.command()(fetch)
 
 ModelArgument = Annotated[
     str | None,

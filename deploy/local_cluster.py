@@ -11,13 +11,14 @@ from tempfile import TemporaryFile
 
 import httpx
 
-from cluster.config import ReplicaConfig
+from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
 from deploy.preflight import check_cluster
 from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
+from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
-from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
+from router.config import IngressConfig, Limits, Timeouts
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.errors import InvalidRequest
@@ -76,19 +77,12 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
-    model = read_model_config(files)
-    check_cluster(settings, files, model)
-    max_model_len = settings.max_model_len or model.max_position_embeddings
+    check_cluster(settings, files, read_model_config(files))
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:
         _check_writable(trace_folder)
     replica = settings.replica_config(str(files.path), files.name)
-    served = ServedModelConfig(
-        files=files,
-        max_model_len=max_model_len,
-        names=(replica.served_name,),
-        group=replica.application_name,
-    )
+    served = served_model_config(settings, files)
     ingress = IngressConfig(
         models=(served,),
         policy=settings.policy,
@@ -114,7 +108,7 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
     import ray
     from ray import serve
 
-    from deploy.application import INGRESS_APPLICATION, build_ingress_application, build_model_application
+    from deploy.application import build_ingress_application, build_model_application
 
     nodes = [
         NodeResources(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0))
@@ -123,9 +117,7 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
     ]
     placement = plan_group(settings.tensor_parallel_size, replica.device == "cuda", nodes)
     model = build_model_application(replica, placement, settings.replicas)
-    http = build_ingress_application(
-        ingress, [model.name], settings.ingress_replicas, settings.drain_timeout_s
-    )
+    http = build_ingress_application(ingress, settings.ingress_replicas, settings.drain_timeout_s)
     with stage(
         f"{settings.replicas} replicas of {replica.served_name}, {settings.ingress_replicas} ingress"
     ) as current:

@@ -25,7 +25,7 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     Raises:
         UserError: what does not fit, with the flag, its value and what is possible.
     """
-    _check_length(settings, files, model)
+    check_length(settings, files, model)
     if settings.scripted:
         return
     _check_ranks(settings, model)
@@ -35,7 +35,12 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     load_vocabulary(files)
 
 
-def _check_length(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:
+def check_length(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:
+    """Return if the longest request wanted fits the model and the blocks wanted.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
     longest = model.max_position_embeddings
     if settings.max_model_len is not None and settings.max_model_len > longest:
         raise InvalidRequest(

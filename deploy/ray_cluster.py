@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from deploy.node_environment import node_environment
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports, port_is_free
 from deploy.worker_setup import HOST_VARIABLE
@@ -54,6 +55,7 @@ def start_ray(
     num_cpus: int,
     haproxy: bool,
     serve_options: dict[str, Any] | None = None,
+    dashboard_port: int | None = None,
 ) -> RayCluster:
     """Start Ray and Serve for an endpoint on ``host:port``.
 
@@ -62,6 +64,7 @@ def start_ray(
     Args:
         num_cpus: logical CPUs, what placement counts with.
         serve_options: further arguments of ``serve.start``.
+        dashboard_port: of Ray's dashboard on loopback, which takes deployments; None: no dashboard.
 
     Raises:
         StartError: the port is taken, or Ray does not come up.
@@ -84,7 +87,7 @@ def start_ray(
     reaper = start_reaper(runtime)
     cluster = RayCluster(runtime, reaper)
     try:
-        _start(runtime, host, port, num_cpus, serve_options or {})
+        _start(runtime, host, port, num_cpus, serve_options or {}, dashboard_port)
     except BaseException as error:
         cluster.stop(grace_s=0.0)
         if isinstance(error, Exception):
@@ -93,14 +96,23 @@ def start_ray(
     return cluster
 
 
-def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options: dict[str, Any]) -> None:
+def _start(
+    runtime: Runtime,
+    host: str,
+    port: int,
+    num_cpus: int,
+    serve_options: dict[str, Any],
+    dashboard_port: int | None,
+) -> None:
     import ray
     from ray import serve
 
     ray.init(
         address="local",
         num_cpus=num_cpus,
-        include_dashboard=False,
+        include_dashboard=dashboard_port is not None,
+        dashboard_host="127.0.0.1",
+        dashboard_port=dashboard_port,
         log_to_driver=False,
         logging_level=logging.ERROR,
         configure_logging=True,
@@ -118,21 +130,17 @@ def _start(runtime: Runtime, host: str, port: int, num_cpus: int, serve_options:
 def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> None:
     ports = find_free_ports("127.0.0.1", 3 + _NUM_INGRESS_PORTS, _INTERNAL_PORTS_FROM + port % 1000)
     # The replicas' HTTP ports are one range to Ray; gaps in it are skipped by Ray itself.
-    values = {
+    values = node_environment() | {
         RUNTIME_DIR_VARIABLE: str(runtime.folder),
         "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
         HOST_VARIABLE: host,
         "TMPDIR": str(runtime.folder),
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_worker_niceness": "0",  # Ray's default of 15 lets anything else on the machine go before
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
     }
     if _is_loopback(host):
@@ -152,7 +160,6 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> N
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[3]),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1] + 1),
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # a reload must not cut a stream that still runs
             "RAY_SERVE_PORT_QUARANTINE_S": "60",
             "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         }

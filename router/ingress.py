@@ -25,6 +25,8 @@ from workers.engine.request import ChoiceParams
 LONG_PROMPT_CHARS = 8192
 """From here on a prompt is tokenized in a thread: about 2 ms of work, which other streams would feel."""
 
+_RETIRE_POLL_S = 1.0
+
 
 class ServedModel:
     """One model: its text side, and the replicas that run it."""
@@ -50,6 +52,12 @@ class ServedModel:
     def max_model_len(self) -> int:
         """Most tokens of prompt and output: the configured limit, or what the smallest open replica takes."""
         return min([self.config.max_model_len, *(shape.max_model_len for shape in self.replicas.shapes())])
+
+    async def stop(self) -> None:
+        """End its streams, and close its trace. Safe to call twice."""
+        await self.replicas.stop()
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.close)
 
     async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
         """Tokenize a conversation by the model's template."""
@@ -117,6 +125,8 @@ class Ingress:
     ) -> None:
         self.config = config
         self.models: list[ServedModel] = []
+        self._membership = Membership()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._rng = rng or random.SystemRandom()
         self._load = load
 
@@ -131,27 +141,49 @@ class Ingress:
         Raises:
             UnknownModel: a model's files hold no tokenizer that is understood; nothing was started.
         """
+        self._membership = membership
+        await self.set_models(self.config.models)
+
+    async def set_models(self, configs: Sequence[ServedModelConfig]) -> None:
+        """Serve these models and no others from now on; one whose settings are the same is left alone.
+
+        A model that leaves cannot be named any more, and ends when its requests have.
+
+        Raises:
+            UnknownModel: a model's files hold no tokenizer that is understood; nothing has changed.
+        """
+        kept = {model.config: model for model in self.models if model.config in configs}
+        added = [config for config in configs if config not in kept]
         vocabularies = await asyncio.gather(
-            *(asyncio.to_thread(self._load, model.files) for model in self.config.models)
+            *(asyncio.to_thread(self._load, config.files) for config in added)
         )
-        for model, vocabulary in zip(self.config.models, vocabularies, strict=True):
+        for config, vocabulary in zip(added, vocabularies, strict=True):
             replicas = ReplicaSet(
                 POLICIES[self.config.policy](),
                 PrefixIndex(self.config.max_index_hashes),
                 self.config.limits,
                 self.config.timeouts,
             )
-            replicas.start(membership, model.group)
+            replicas.start(self._membership, config.group)
             folder = self.config.trace_folder
-            recorder = TraceRecorder(folder, model.served_names[0], time.time) if folder is not None else None
-            self.models.append(ServedModel(model, Tokenizer(vocabulary), replicas, recorder))
+            recorder = (
+                TraceRecorder(folder, config.served_names[0], time.time) if folder is not None else None
+            )
+            kept[config] = ServedModel(config, Tokenizer(vocabulary), replicas, recorder)
+        leaving = [model for model in self.models if model.config not in configs]
+        self.models = [kept[config] for config in configs]
+        for model in leaving:
+            task = asyncio.create_task(_retire(model))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
 
     async def stop(self) -> None:
         """End all streams. Safe to call twice."""
-        await asyncio.gather(*(model.replicas.stop() for model in self.models))
-        for model in self.models:
-            if model.recorder is not None:
-                await asyncio.to_thread(model.recorder.close)
+        retiring = list(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        await asyncio.gather(*(model.stop() for model in self.models))
 
     def model(self, name: str) -> ServedModel:
         """The model that clients call ``name``.
@@ -189,3 +221,14 @@ class Ingress:
             asyncio.get_running_loop().time(),
             model.recorder,
         )
+
+
+async def _retire(model: ServedModel) -> None:
+    """End a model's streams once no request has been at its replicas for a while."""
+    num_quiet = 0
+    try:
+        while num_quiet < 2:  # a request on its way from a lost replica to another is at none for a moment
+            await asyncio.sleep(_RETIRE_POLL_S)
+            num_quiet = 0 if model.replicas.num_placed else num_quiet + 1
+    finally:
+        await model.stop()

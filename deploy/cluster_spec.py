@@ -1,0 +1,123 @@
+"""A configuration of several models, as ``shoal deploy`` takes it, and the Serve configuration that it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
+from deploy.ingress_spec import IngressSpec
+from deploy.model_spec import ModelSpec
+from workers.engine.errors import InvalidRequest
+
+
+class ModelEntry(ModelSpec):
+    """A model and how often."""
+
+    replicas: int = Field(1, ge=0, le=1024)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The arguments of its application, which numbers of replicas are no part of."""
+        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+
+
+class IngressEntry(IngressSpec):
+    """The endpoint and how many processes it has."""
+
+    replicas: int = Field(1, ge=1, le=256)
+
+    @property
+    def spec(self) -> IngressSpec:
+        """The arguments of its application."""
+        return IngressSpec(**{name: getattr(self, name) for name in IngressSpec.model_fields})
+
+
+class HttpEntry(BaseModel):
+    """Where the endpoint listens, on every node that has a part in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "0.0.0.0"
+    port: int = Field(8000, ge=1, le=65535)
+
+
+class ClusterSpec(BaseModel):
+    """Everything that runs on one Ray cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: list[ModelEntry] = Field(min_length=1)
+    ingress: IngressEntry = Field(default_factory=lambda: IngressEntry.model_validate({}))
+    http: HttpEntry = Field(default_factory=lambda: HttpEntry.model_validate({}))
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> ClusterSpec:
+        names = [model.application_name for model in self.models]
+        for model in self.models:
+            if names.count(model.application_name) > 1:
+                raise ValueError(f"two models are called {model.name!r}: give each its own name")
+        return self
+
+    def serve_config(self) -> dict[str, Any]:
+        """What ``serve deploy`` and a RayService's ``serveConfigV2`` take: an application a model, one ingress.
+
+        A model's application says nothing of the others, so that changing one leaves the others alone.
+        """
+        specs = [_plain(model.spec) for model in self.models]
+        models = [
+            {
+                "name": model.application_name,
+                "route_prefix": None,
+                "import_path": "deploy.serve_app:build_model",
+                "args": spec,
+                "deployments": [{"name": REPLICA_DEPLOYMENT, "num_replicas": model.replicas}],
+            }
+            for model, spec in zip(self.models, specs, strict=True)
+        ]
+        ingress = {
+            "name": INGRESS_APPLICATION,
+            "route_prefix": "/",
+            "import_path": "deploy.serve_app:build_ingress",
+            "args": _plain(self.ingress.spec),
+            "deployments": [
+                {
+                    "name": INGRESS_DEPLOYMENT,
+                    "num_replicas": self.ingress.replicas,
+                    "user_config": {"models": specs},
+                }
+            ],
+        }
+        return {
+            "proxy_location": "EveryNode",
+            "http_options": {"host": self.http.host, "port": self.http.port},
+            "applications": [*models, ingress],
+        }
+
+
+def _plain(spec: BaseModel) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude_defaults=True)
+
+
+def read_cluster_spec(path: Path) -> ClusterSpec:
+    """Read a configuration file (YAML or JSON).
+
+    Raises:
+        InvalidRequest: it cannot be read; the message says where it is wrong and what is allowed.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {error.strerror}", "config") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"{path} is no YAML: {' '.join(str(error).split())}", "config") from None
+    try:
+        return ClusterSpec.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{path}, {where}: {message[:1].lower()}{message[1:]}", "config") from None

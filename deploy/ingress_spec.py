@@ -1,0 +1,26 @@
+"""The HTTP endpoint as a cluster's configuration names it: the arguments of its Serve application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deploy.settings import Policy
+
+
+class IngressSpec(BaseModel):
+    """The endpoint: everything about it that does not change without a restart."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: Policy = "prefix"
+    num_cpus: float = Field(1.0, ge=0)
+    """CPUs that an ingress process counts for where it is placed."""
+    max_body_bytes: int = Field(8 << 20, ge=1024)
+    replica_wait_s: float = Field(120.0, gt=0)
+    stall_timeout_s: float = Field(60.0, gt=0)
+    drain_timeout_s: float = Field(600.0, ge=0)
+    """For the streams of an ingress that leaves; longer than the longest stream."""
+    api_keys_file: Path | None = None
+    """Keys that callers need (``router/tenancy/keys.py``); read again when it changes. None: anybody may call."""

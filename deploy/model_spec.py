@@ -1,0 +1,77 @@
+"""One model as a cluster's configuration names it: the arguments of its Serve application.
+
+``shoal deploy``, the Helm chart and plain ``serve deploy`` files all write this; ``deploy/serve_app.py`` reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cluster.config import ReplicaConfig, application_name
+from deploy.served_model import served_model_config
+from deploy.settings import ServeSettings, make_settings
+from router.config import ServedModelConfig
+from workers.checkpoint.source import resolve_model
+from workers.engine.errors import InvalidRequest
+
+_NOT_OF_A_MODEL = {
+    *("model", "served_model_name", "host", "port", "replicas", "ingress_replicas", "haproxy", "policy"),
+    *("device", "max_body_bytes", "replica_wait_s", "record_trace"),
+}
+"""Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
+
+
+class ModelSpec(BaseModel):
+    """A model, how it is run, and where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
+    """What clients call it."""
+    source: str | None = None
+    """A path that every node has, or a hub id; None: the demo model."""
+    device: str = "auto"
+    """``cuda`` or ``cpu``; ``auto`` looks at the nodes there are now."""
+    ranks_per_node: int | None = Field(None, ge=1)
+    """Ranks that one node has room for; None: look at the nodes there are now."""
+    worker_group: str | None = None
+    """Only on nodes with this value of the Ray label ``shoal-worker-group``."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Any flag of ``shoal serve`` that concerns the model, with underscores: ``tensor_parallel_size: 2``."""
+
+    @model_validator(mode="after")
+    def _engine_is_known(self) -> ModelSpec:
+        for key in self.engine:
+            if key in _NOT_OF_A_MODEL or key not in ServeSettings.model_fields:
+                raise ValueError(f"engine.{key}: a model has no such setting (see shoal serve --help)")
+        try:
+            self.settings  # noqa: B018 - a wrong value is to be refused now
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @functools.cached_property
+    def settings(self) -> ServeSettings:
+        """The flags that ``shoal serve`` would be given, on whatever host."""
+        return make_settings(
+            model=self.source, served_model_name=self.name, replicas=1, device=self.device, **self.engine
+        )
+
+    @property
+    def application_name(self) -> str:
+        """Its Serve application, also the group that its replicas form."""
+        return application_name(self.name)
+
+    def replica_config(self, device: str) -> ReplicaConfig:
+        """What its replicas need on ``device``; each finds the model on its own host."""
+        settings = self.settings.model_copy(update={"device": device})
+        config = settings.replica_config(self.source or "", self.name)
+        return replace(config, model=self.source, num_threads=settings.cpu_threads)
+
+    def served_model(self) -> ServedModelConfig:
+        """What an ingress on this host needs; fetches what is missing. Blocks."""
+        return served_model_config(self.settings, resolve_model(self.source, self.settings.source))

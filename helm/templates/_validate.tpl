@@ -1,0 +1,80 @@
+{{/* What a schema cannot say. Each message has the value and the way out. */}}
+{{- define "shoal.validate" -}}
+{{- $root := . -}}
+{{- $name := include "shoal.fullname" . -}}
+{{- if gt (len $name) 47 -}}
+{{- fail (printf "the name %q has %d characters, a RayService takes 47: shorten the release's name or set fullnameOverride" $name (len $name)) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and dashes only: rename the release or set fullnameOverride" $name) -}}
+{{- end -}}
+{{- $groups := (include "shoal.groups" . | fromYaml).groups -}}
+{{- $seen := dict -}}
+{{- range $groups -}}
+{{- if hasKey $seen .name }}{{ fail (printf "ray.workerGroups: two groups are called %q, give each its own name" .name) }}{{ end -}}
+{{- $_ := set $seen .name true -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "ray.workerGroups %q: minReplicas %d exceeds maxReplicas %d" .name (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- $applications := dict -}}
+{{- range .Values.models -}}
+{{- $application := include "shoal.applicationName" .name -}}
+{{- if hasKey $applications $application }}{{ fail (printf "models: two are called %q, give each its own name" .name) }}{{ end -}}
+{{- $_ := set $applications $application true -}}
+{{- $model := . -}}
+{{- $own := dict "tensor_parallel_size" "tensorParallelSize" "max_model_len" "maxModelLen" "dtype" "dtype" "load_format" "loadFormat" "replicas" "replicas" "model" "source" "served_model_name" "name" "device" "gpus of the worker group" "host" "" "port" "" "haproxy" "" "policy" "" "ingress_replicas" "" -}}
+{{- range $arg, $_ := .engineArgs -}}
+{{- if hasKey $own $arg -}}
+{{- fail (printf "models %q: engineArgs.%s is not one model's to set%s" $model.name $arg (ternary (printf ", use %s" (get $own $arg)) "" (ne (get $own $arg) ""))) -}}
+{{- end -}}
+{{- end -}}
+{{- $group := include "shoal.groupOf" (list $groups .) | fromYaml -}}
+{{- if not $group.name -}}
+{{- fail (printf "models %q: workerGroup %q is none of ray.workerGroups (%s)" .name .workerGroup (keys $seen | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- $size := int (default 1 .tensorParallelSize) -}}
+{{- $perNode := int $group.ranksPerNode -}}
+{{- $room := mul $perNode (int $group.numOfHosts) | int -}}
+{{- if gt $size $room -}}
+{{- fail (printf "models %q: tensorParallelSize %d needs more than worker group %q has (%d a host, %d hosts): raise gpus or numOfHosts" .name $size $group.name $perNode (int $group.numOfHosts)) -}}
+{{- end -}}
+{{- if and (gt $size $perNode) (ne (mod $size $perNode | int) 0) -}}
+{{- fail (printf "models %q: tensorParallelSize %d is no multiple of the %d that a host of worker group %q holds" .name $size $perNode $group.name) -}}
+{{- end -}}
+{{- if and $root.Values.hf.offline (not (hasPrefix "/" (default "" .source))) (not $root.Values.modelCache.enabled) -}}
+{{- fail (printf "models %q: hf.offline is on and %q is no path: give a path, or enable modelCache with a claim that holds it" .name (default "" .source)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "shoal.isExposed" .) (not .Values.auth.apiKeys.existingSecret) (not .Values.auth.allowAnonymous) -}}
+{{- fail "the endpoint is exposed (service.type, ingress or httpRoute) and has no keys: set auth.apiKeys.existingSecret, or auth.allowAnonymous=true if anybody may use it" -}}
+{{- end -}}
+{{- if eq .Values.ray.upgrade.type "NewClusterWithIncrementalUpgrade" -}}
+{{- if or .Values.ingress.enabled .Values.httpRoute.enabled -}}
+{{- fail "ray.upgrade.type NewClusterWithIncrementalUpgrade brings a Gateway and an HTTPRoute of the operator's own: set ingress.enabled and httpRoute.enabled to false" -}}
+{{- end -}}
+{{- if ne .Values.service.type "ClusterIP" -}}
+{{- fail (printf "ray.upgrade.type NewClusterWithIncrementalUpgrade ignores service.type %s: set it to ClusterIP" .Values.service.type) -}}
+{{- end -}}
+{{- if not .Values.ray.upgrade.incremental.gatewayClassName -}}
+{{- fail "ray.upgrade.type NewClusterWithIncrementalUpgrade needs ray.upgrade.incremental.gatewayClassName" -}}
+{{- end -}}
+{{- if not .Values.ray.autoscaler.enabled -}}
+{{- fail "ray.upgrade.type NewClusterWithIncrementalUpgrade needs ray.autoscaler.enabled" -}}
+{{- end -}}
+{{- if gt (int .Values.ray.upgrade.incremental.stepSizePercent) (int .Values.ray.upgrade.incremental.maxSurgePercent) -}}
+{{- fail (printf "ray.upgrade.incremental: stepSizePercent %d exceeds maxSurgePercent %d" (int .Values.ray.upgrade.incremental.stepSizePercent) (int .Values.ray.upgrade.incremental.maxSurgePercent)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled needs httpRoute.parentRefs: the Gateway that it belongs to" -}}
+{{- end -}}
+{{- with .Values.ray.gcsFaultTolerance -}}
+{{- if and .enabled (eq .backend "redis") (not .redis.address) -}}
+{{- fail "ray.gcsFaultTolerance with redis needs ray.gcsFaultTolerance.redis.address (host:port)" -}}
+{{- end -}}
+{{- if and .enabled (eq .backend "rocksdb") (not .storage) -}}
+{{- fail "ray.gcsFaultTolerance with rocksdb needs ray.gcsFaultTolerance.storage (claimName or size)" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,112 @@
+"""Configurations of several models: what they mean to Serve, and what is refused before anything is deployed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ray.serve.schema import ServeDeploySchema
+
+from deploy.cluster_spec import ClusterSpec, read_cluster_spec
+from deploy.deploy_command import DeployError, wait_until_running
+from workers.engine.errors import InvalidRequest
+
+FILE = """
+models:
+  - name: Qwen/Qwen2.5-0.5B
+    source: Qwen/Qwen2.5-0.5B-Instruct
+    replicas: 2
+    engine: {tensor_parallel_size: 2, max_model_len: 8192}
+  - name: demo
+ingress: {replicas: 3, policy: least-load}
+"""
+
+
+def read(folder: Path, text: str) -> ClusterSpec:
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return read_cluster_spec(path)
+
+
+def test_each_model_is_an_application_and_serve_takes_the_whole(tmp_path: Path) -> None:
+    config = read(tmp_path, FILE).serve_config()
+
+    schema = ServeDeploySchema.model_validate(config)
+    assert [one.name for one in schema.applications] == [
+        "model-Qwen--Qwen2.5-0.5B",
+        "model-demo",
+        "shoal-ingress",
+    ]
+
+
+def test_neither_more_replicas_nor_another_model_restart_what_runs(tmp_path: Path) -> None:
+    """Serve restarts an application's processes if its arguments change."""
+    before = read(tmp_path, FILE).serve_config()["applications"]
+    after = read(tmp_path, FILE.replace("replicas: 2", "replicas: 4") + "").serve_config()["applications"]
+    with_third = read(
+        tmp_path, FILE.replace("  - name: demo", "  - name: demo\n  - name: third")
+    ).serve_config()
+
+    assert [one["args"] for one in before] == [one["args"] for one in after]
+    assert with_third["applications"][-1]["args"] == before[-1]["args"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("models: []", "models"),
+        ("models: [{name: a}, {name: a}]", "two models are called 'a'"),
+        ("models: [{name: a/b}, {name: a--b}]", "two models are called"),
+        ("models: [{name: a, engine: {port: 1}}]", r"engine\.port: a model has no such setting"),
+        ("models: [{name: a, engine: {block_size: 17}}]", "block-size is 17: .*16, 32 or 64"),
+        ("models: [{name: 'a b'}]", "name"),
+        ("models: [{name: a, colour: red}]", "colour"),
+        ("models: [{name: a, replicas: -1}]", "replicas"),
+        ("models: {", "no YAML"),
+        ("models: [{name: a}]\ningress: {policy: luck}", "ingress.policy"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read(tmp_path, text)
+
+
+class Scripted:
+    """Answers of Ray's dashboard, one after the other."""
+
+    def __init__(self, *states: dict[str, str]) -> None:
+        self._states = list(states)
+
+    def deploy_applications(self, config: dict[str, object]) -> None:
+        raise AssertionError("not asked for here")
+
+    def get_serve_details(self) -> dict[str, object]:
+        states = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        return {
+            "applications": {
+                name: {"status": state, "message": "Traceback:\nValueError: no such model"}
+                for name, state in states.items()
+            }
+        }
+
+
+def test_deploying_waits_for_all_and_tells_what_failed(tmp_path: Path) -> None:
+    spec = read(tmp_path, "models: [{name: a}]")
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def wait(*states: dict[str, str]) -> None:
+        wait_until_running(Scripted(*states), spec, 5.0, clock=lambda: now_s, sleep=sleep)
+
+    wait(
+        {},
+        {"model-a": "DEPLOYING", "shoal-ingress": "RUNNING"},
+        {"model-a": "RUNNING", "shoal-ingress": "RUNNING"},
+    )
+    with pytest.raises(DeployError, match="model-a did not start: ValueError: no such model"):
+        wait({"model-a": "DEPLOY_FAILED", "shoal-ingress": "RUNNING"})
+    with pytest.raises(DeployError, match="does not run after 5 s"):
+        wait({"model-a": "DEPLOYING", "shoal-ingress": "RUNNING"})

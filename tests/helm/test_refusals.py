@@ -1,0 +1,128 @@
+"""Values that are wrong stop the installation, with the path or the value in the message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Helm, Values
+
+MODEL = {"name": "a", "source": "org/a"}
+
+
+def merged(changes: dict[str, Any]) -> dict[str, Any]:
+    return {"models": [MODEL], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"models": []}, "models"),
+        ({"models": [{"name": "a"}]}, "source"),
+        ({"models": [{"source": "org/a"}]}, "name"),
+        ({"models": [{**MODEL, "name": "a b"}]}, "name"),
+        ({"models": [{**MODEL, "pipelineParallel": 2}]}, "pipelineParallel"),
+        ({"models": [{**MODEL, "dtype": "int3"}]}, "dtype"),
+        ({"models": [{**MODEL, "replicas": -1}]}, "replicas"),
+        ({"models": [{**MODEL, "engineArgs": {"Max-Seqs": 1}}]}, "engineArgs"),
+        ({"colour": "red"}, "colour"),
+        ({"image": {"tag": "latest"}}, "tag"),
+        ({"image": {"digest": "sha256:12"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"ray": {"upgrade": {"type": "Recreate"}}}, "type"),
+        ({"ray": {"head": {"rayStartParams": {"num-cpus": 0}}}}, "num-cpus"),
+        ({"ray": {"workerGroups": {"a": {}}}}, "workerGroups"),
+        ({"ray": {"workerGroups": [{"name": "A"}]}}, "name"),
+        ({"ray": {"workerGroups": [{"name": "a", "resources": {"requests": {"cpu": "two"}}}]}}, "cpu"),
+        ({"ray": {"workerGroups": [{"name": "a", "extraEnv": [{"name": "X", "value": 1}]}]}}, "value"),
+        ({"pdb": {"minAvailable": "50%"}}, "minAvailable"),
+        ({"service": {"type": "ExternalName"}}, "type"),
+        ({"service": {"loadBalancerSourceRanges": ["everywhere"]}}, "loadBalancerSourceRanges"),
+        ({"router": {"policy": "luck"}}, "policy"),
+        ({"observability": {"tracing": {"ratio": 2}}}, "ratio"),
+        ({"fullnameOverride": "7b"}, "fullnameOverride"),
+    ],
+)
+def test_the_schema_names_what_is_wrong(
+    helm: Helm, values: Values, changes: dict[str, Any], says: str
+) -> None:
+    assert says in helm.refusal("-f", values(merged(changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"models": [{**MODEL, "engineArgs": {"port": 1}}]}, "engineArgs.port is not one model's to set"),
+        ({"models": [{**MODEL, "engineArgs": {"max_model_len": 9}}]}, "use maxModelLen"),
+        ({"models": [MODEL, MODEL]}, 'two are called "a"'),
+        ({"models": [{**MODEL, "workerGroup": "none"}]}, 'workerGroup "none" is none of'),
+        (
+            {
+                "models": [{**MODEL, "tensorParallelSize": 8}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 4}]},
+            },
+            "tensorParallelSize 8 needs more than",
+        ),
+        (
+            {
+                "models": [{**MODEL, "tensorParallelSize": 6}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 4, "numOfHosts": 2}]},
+            },
+            "is no multiple of the 4",
+        ),
+        (
+            {"ray": {"workerGroups": [{"name": "g", "gpus": 1, "minReplicas": 3, "maxReplicas": 2}]}},
+            "minReplicas 3 exceeds maxReplicas 2",
+        ),
+        ({"ray": {"workerGroups": [{"name": "g"}, {"name": "g"}]}}, 'two groups are called "g"'),
+        ({"service": {"type": "LoadBalancer"}}, "auth.apiKeys.existingSecret"),
+        ({"service": {"type": "NodePort"}}, "auth.allowAnonymous=true"),
+        ({"ingress": {"enabled": True}}, "has no keys"),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}, "has no keys"),
+        ({"auth": {"allowAnonymous": True}, "httpRoute": {"enabled": True}}, "httpRoute.parentRefs"),
+        ({"ray": {"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}}}, "gatewayClassName"),
+        (
+            {
+                "auth": {"allowAnonymous": True},
+                "ingress": {"enabled": True},
+                "ray": {"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}},
+            },
+            "ingress.enabled and httpRoute.enabled to false",
+        ),
+        (
+            {
+                "ray": {
+                    "autoscaler": {"enabled": False},
+                    "upgrade": {
+                        "type": "NewClusterWithIncrementalUpgrade",
+                        "incremental": {"gatewayClassName": "x"},
+                    },
+                }
+            },
+            "needs ray.autoscaler.enabled",
+        ),
+        ({"ray": {"gcsFaultTolerance": {"enabled": True}}}, "redis.address"),
+        ({"hf": {"offline": True}}, "hf.offline is on"),
+    ],
+)
+def test_what_the_schema_cannot_say_is_refused_with_the_way_out(
+    helm: Helm, values: Values, changes: dict[str, Any], says: str
+) -> None:
+    assert says in helm.refusal("-f", values(merged(changes)))
+
+
+@pytest.mark.parametrize(
+    ("release", "says"), [("7b", "must begin with a letter"), ("a" * 45, "a RayService takes 47")]
+)
+def test_a_name_that_the_operator_would_refuse_is_refused_now(
+    helm: Helm, values: Values, release: str, says: str
+) -> None:
+    assert says in helm.refusal("-f", values(merged({})), release=release)
+
+
+def test_anonymous_use_of_an_exposed_endpoint_must_be_asked_for(helm: Helm, values: Values) -> None:
+    changes = {"auth": {"allowAnonymous": True}, "service": {"type": "LoadBalancer"}}
+
+    assert helm.render("-f", values(merged(changes)))
