@@ -78,7 +78,13 @@ class Replica:
             enable_prefix_caching=config.enable_prefix_caching,
             eos_token_ids=tuple(model.eos_token_ids),
             vocab_size=model.vocab_size,
-            hash_root=make_root(config.served_name, files.path.name, config.dtype, str(config.block_size)),
+            hash_root=make_root(
+                config.served_name,
+                files.path.name,
+                config.dtype,
+                config.quantization or "",
+                str(config.block_size),
+            ),
             run_ahead=config.run_ahead,
         )
         return engine_config, await self._group.allocate(engine_config)
@@ -215,6 +221,7 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         files=files,
         load_format=config.load_format,
         dtype=config.dtype,
+        quantization=config.quantization,
         device=config.device,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,

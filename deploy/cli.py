@@ -75,6 +75,10 @@ def serve(
     load_format: Annotated[
         str | None, typer.Option(help="auto, gguf, safetensors or dummy. (default: auto)")
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="Quantize full weights at load: fp8, int8 or int4. (default: as stored)"),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16. (default: auto)")
     ] = None,
@@ -171,6 +175,7 @@ def generate(
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp")] = 1,
     max_model_len: Annotated[int | None, typer.Option()] = None,
     dtype: Annotated[str, typer.Option()] = "auto",
+    quantization: Annotated[str | None, typer.Option(help="fp8, int8 or int4.")] = None,
     load_format: Annotated[str, typer.Option()] = "auto",
 ) -> None:
     """Complete prompts in this process, without a server."""
@@ -181,6 +186,7 @@ def generate(
         tensor_parallel_size=tensor_parallel_size,
         max_model_len=max_model_len,
         dtype=dtype,
+        quantization=quantization,
         load_format=load_format,
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)

@@ -49,6 +49,8 @@ class ServeSettings(BaseSettings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: str | None = None
+    """None: as the checkpoint stores weights; fp8, int8 and int4 quantize full ones at load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = Field(0, ge=0)
     cpu_threads: int | None = Field(None, ge=1)
@@ -126,6 +128,7 @@ class ServeSettings(BaseSettings):
             gpu_memory_utilization=self.gpu_memory_utilization,
             load_format=self.load_format,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device_name,
             seed=self.seed,
             num_threads=self.cpu_threads or self._thread_share,

@@ -30,6 +30,7 @@ MaxModelLenOption = Annotated[int | None, typer.Option(help="Most tokens of prom
 MaxTokensOption = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", help="Most tokens in a step.")
 ]
+QuantizationOption = Annotated[str | None, typer.Option(help="Quantize full weights at load.")]
 DtypeOption = Annotated[str, typer.Option()]
 LoadFormatOption = Annotated[str, typer.Option(help="auto, gguf, safetensors, or dummy for random weights.")]
 RepeatsOption = Annotated[int, typer.Option(help="Runs of each; the best counts.")]
@@ -52,6 +53,7 @@ def throughput(
     max_num_batched_tokens: MaxTokensOption = None,
     enable_prefix_caching: Annotated[bool, typer.Option("--prefix-caching/--no-prefix-caching")] = True,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
     load_format: LoadFormatOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -66,6 +68,7 @@ def throughput(
         "max_num_batched_tokens": max_num_batched_tokens,
         "enable_prefix_caching": enable_prefix_caching,
         "dtype": dtype,
+        "quantization": quantization,
         "load_format": load_format,
     }
     result: dict[str, Any] = {"bench": "throughput", "environment": environment(), "settings": settings}
@@ -94,6 +97,7 @@ def latency(
     max_model_len: MaxModelLenOption = None,
     max_num_batched_tokens: MaxTokensOption = None,
     dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
     load_format: LoadFormatOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -107,6 +111,7 @@ def latency(
         "max_model_len": max_model_len,
         "max_num_batched_tokens": max_num_batched_tokens,
         "dtype": dtype,
+        "quantization": quantization,
         "load_format": load_format,
     }
     result: dict[str, Any] = {"bench": "latency", "environment": environment(), "settings": settings}

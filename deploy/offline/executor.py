@@ -38,6 +38,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         files=files,
         load_format=settings.load_format,
         dtype=settings.dtype,
+        quantization=settings.quantization,
         device=settings.device_name,
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,

@@ -74,22 +74,17 @@ class LLM:
         Args:
             model: a folder, a .gguf file, a hub id, or None for the demo model.
             load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
+            quantization: None for weights as they are stored; "fp8", "int8" or "int4" for full ones.
             skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
 
         Raises:
             UserError: the model is unknown or a setting does not fit it.
         """
-        if quantization is not None:
-            raise InvalidRequest(
-                f"quantization is {quantization!r}: weights run as they are stored, or dequantized from GGUF; "
-                "leave it out",
-                "quantization",
-            )
         settings = make_settings(
             model=model, load_format=load_format, tensor_parallel_size=tensor_parallel_size,
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
-            block_size=block_size, seed=seed, dtype=dtype, device=device,
+            block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
             cache_dir=cache_dir, replicas=1,
         )  # fmt: skip

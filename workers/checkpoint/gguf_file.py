@@ -55,3 +55,8 @@ class GgufFile:
                 f"{self.path}: tensor {name} is {kind}, which cannot be dequantized", "model"
             ) from error
         return values.reshape(self.shapes[name])
+
+    def blocks(self, name: str) -> tuple[str, np.ndarray]:
+        """Return the type of tensor ``name`` and its bytes as they are, [rows, bytes]; mapped, not read."""
+        tensor = self._tensors[name]
+        return tensor.tensor_type.name, tensor.data

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoint.gguf_file import GgufFile, MetadataValue
+from workers.checkpoint.quantization import Quantization, quantization_of
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UserError
 
@@ -64,6 +65,8 @@ class ModelConfig:
     """None: the model has none."""
     dtype: str = "float32"
     """As stored: "float32", "bfloat16" or "float16"; GGUF weights are dequantized to float32."""
+    quantization: Quantization | None = None
+    """None: weights are stored in full."""
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes of key and value of one token over all layers, before any split over ranks."""
@@ -117,6 +120,7 @@ def config_from_hf_folder(folder: Path) -> ModelConfig:
         eos_token_ids=_token_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         bos_token_id=bos if isinstance(bos, int) else None,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        quantization=quantization_of(config, str(folder)),
     )
 
 
@@ -159,6 +163,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         eos_token_ids=_gguf_eos(metadata),
         bos_token_id=bos if isinstance(bos, int) else None,
         dtype="float32",
+        quantization=Quantization("gguf"),
     )
 
 
@@ -172,8 +177,6 @@ def _gguf_eos(metadata: Mapping[str, MetadataValue]) -> tuple[int, ...]:
 def _refuse_unsupported(config: JsonObject, folder: Path) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{folder} uses activation {config['hidden_act']!r}; Shoal has silu")
-    if config.get("quantization_config"):
-        raise UserError(f"{folder} is quantized; Shoal loads plain safetensors, or GGUF")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise UserError(
             f"{folder} uses a sliding window of {config['sliding_window']} tokens, which is not supported"

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention, decode_attention
-from kernels.gemv import linear_add, norm_gate_up, norm_linear
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
-from kernels.silu_mul import silu_mul
-from workers.model.llama import DecoderLayer, LlamaDecoder
+from workers.model.linear import Linear, normed_for
+from workers.model.llama import LlamaDecoder
+from workers.model.shard_loader import DecoderLayer
 
 
 class DecodeForward:
@@ -21,6 +21,7 @@ class DecodeForward:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._logits = logits
+        self._is_fused = decoder.group.size == 1 and all(linear.fuses_one_row for linear in decoder.linears())
 
     def __call__(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
@@ -33,11 +34,12 @@ class DecodeForward:
             slots: [rows] int64, negative for padding.
             attention: how the rows' contexts are cut.
         """
+        is_one = residual.shape[0] == 1 and self._is_fused
         if self._decoder.group.size > 1:
             self._decoder.group.all_reduce(residual)
-            run = self._run_one_of_group if residual.shape[0] == 1 else self._run_many
+            run = self._run_one_of_group if is_one else self._run_many
         else:
-            run = self._run_one if residual.shape[0] == 1 else self._run_many
+            run = self._run_one if is_one else self._run_many
         return run(residual, positions, slots, attention)
 
     def _run_one(
@@ -45,12 +47,12 @@ class DecodeForward:
     ) -> Tensor:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
         for index, layer in enumerate(decoder.layers):
-            qkv = norm_linear(residual, layer.attention_norm, layer.qkv.weight, layer.qkv.bias, eps)
+            qkv = layer.qkv.normed(residual, layer.attention_norm, eps)
             attended = self._attend(layer, index, qkv, positions, slots, attention)
-            linear_add(attended, layer.attention_out.weight, residual)
-            gated = norm_gate_up(residual, layer.mlp_norm, layer.gate_up.weight, eps)
-            linear_add(gated, layer.down.weight, residual)
-        return norm_linear(residual, decoder.norm, decoder.head.weight, None, eps, self._logits[:1])
+            layer.attention_out.add_to(residual, attended)
+            gated = layer.gate_up.normed_gate_up(residual, layer.mlp_norm, eps)
+            layer.down.add_to(residual, gated)
+        return decoder.head.normed(residual, decoder.norm, eps, self._logits[:1])
 
     def _run_one_of_group(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
@@ -59,29 +61,29 @@ class DecodeForward:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
         hidden = rms_norm(residual, decoder.layers[0].attention_norm, eps)
         for index, layer in enumerate(decoder.layers):
-            qkv = norm_linear(hidden, None, layer.qkv.weight, layer.qkv.bias)
+            qkv = layer.qkv.normed(hidden, None, eps)
             attended = self._attend(layer, index, qkv, positions, slots, attention)
-            out = norm_linear(attended, None, layer.attention_out.weight)
+            out = layer.attention_out.normed(attended, None, eps)
             hidden = decoder.group.add_rms_norm(out, residual, layer.mlp_norm, eps)
-            gated = norm_gate_up(hidden, None, layer.gate_up.weight)
-            out = norm_linear(gated, None, layer.down.weight)
+            gated = layer.gate_up.normed_gate_up(hidden, None, eps)
+            out = layer.down.normed(gated, None, eps)
             hidden = decoder.group.add_rms_norm(out, residual, self._next_norm(index), eps)
-        return self._gather(norm_linear(hidden, None, decoder.head.weight))
+        return self._gather(decoder.head.normed(hidden, None, eps))
 
     def _run_many(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
     ) -> Tensor:
-        decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        group, layers = decoder.group, decoder.layers
-        hidden = rms_norm(residual, layers[0].attention_norm, eps)
+        decoder, layers = self._decoder, self._decoder.layers
+        hidden = normed_for(
+            layers[0].qkv, residual, None, layers[0].attention_norm, decoder.config.rms_norm_eps
+        )
         for index, layer in enumerate(layers):
             attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
-            hidden = group.add_rms_norm(layer.attention_out(attended), residual, layer.mlp_norm, eps)
-            out = layer.down(silu_mul(layer.gate_up(hidden)))
-            hidden = group.add_rms_norm(out, residual, self._next_norm(index), eps)
-        if group.size == 1:
-            return torch.mm(hidden, decoder.head.weight.t(), out=self._logits[: hidden.shape[0]])
-        return self._gather(decoder.head(hidden))
+            hidden = decoder.finish_layer(index, attended, residual)
+        head = decoder.head
+        if decoder.group.size == 1 and isinstance(head, Linear) and isinstance(hidden, Tensor):
+            return torch.mm(hidden, head.weight.t(), out=self._logits[: hidden.shape[0]])
+        return self._gather(head(hidden))
 
     def _next_norm(self, index: int) -> Tensor:
         """The norm that follows layer ``index``."""

@@ -1,17 +1,76 @@
-"""A linear layer's weight in the layout that its device multiplies fastest."""
+"""A rank's linear layers: what all kinds of them do, and the plain one in its device's fastest layout."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+from kernels.gemv import linear_add, norm_gate_up, norm_linear
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.scaled_rows import ScaledRows, rms_norm_rows, silu_mul_rows
+from kernels.silu_mul import silu_mul
 
 _PACK_ROWS = 8
 """Batch for which oneDNN chooses its blocked layout. Measured on a Zen 4 with SmolLM2's shapes: layouts for 4, 8, 32
 and 256 rows are equally fast at all batch sizes, that for 1 row is up to twice as slow."""
 
+Activations = Tensor | ScaledRows
+
+
+class LinearLayer(Protocol):
+    """``y = x W^T + b`` for one rank's part of W, however W is kept."""
+
+    out_features: int
+    in_features: int
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out], or None."""
+        ...
+
+    @property
+    def rows_dtype(self) -> torch.dtype | None:
+        """The 8-bit type that activations are rounded to before the product; None: they stay as they are."""
+        ...
+
+    @property
+    def fixed_scale(self) -> float | None:
+        """Of such activations; None: each row's own."""
+        ...
+
+    @property
+    def fuses_one_row(self) -> bool:
+        """True where ``normed``, ``add_to`` and ``normed_gate_up`` exist: on CUDA, for products of one row."""
+        ...
+
+    def __call__(self, x: Activations) -> Tensor:
+        """Return [num_tokens, out] for ``x`` [num_tokens, in]."""
+        ...
+
+    def pack(self) -> None:
+        """Take the layout that a CPU multiplies fastest; results differ by rounding only."""
+        ...
+
+    def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        """See ``kernels.gemv.norm_linear``."""
+        ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """See ``kernels.gemv.linear_add``."""
+        ...
+
+    def normed_gate_up(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """See ``kernels.gemv.norm_gate_up``."""
+        ...
+
 
 class Linear:
-    """``y = x W^T + b`` for one rank's part of W."""
+    """Plain numbers."""
+
+    rows_dtype: torch.dtype | None = None
+    fixed_scale: float | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take ``weight`` [out, in] and ``bias`` [out]."""
@@ -28,8 +87,13 @@ class Linear:
 
     @property
     def bias(self) -> Tensor | None:
-        """[out], or None."""
+        """See ``LinearLayer``."""
         return self._bias
+
+    @property
+    def fuses_one_row(self) -> bool:
+        """See ``LinearLayer``."""
+        return self._weight.device.type == "cuda"
 
     def pack(self) -> None:
         """Exchange the weight for oneDNN's blocked copy where there is oneDNN; results differ by rounding only.
@@ -41,9 +105,38 @@ class Linear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight.contiguous(), _PACK_ROWS)
         self._is_packed = True
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [num_tokens, out] for ``x`` [num_tokens, in]."""
+    def __call__(self, x: Activations) -> Tensor:
+        """See ``LinearLayer``."""
+        assert isinstance(x, Tensor), "plain weights take plain activations"
         if self._is_packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y
         return torch.nn.functional.linear(x, self._weight, self._bias)
+
+    def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        """See ``LinearLayer``."""
+        return norm_linear(x, norm, self._weight, self._bias, eps, out)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """See ``LinearLayer``."""
+        linear_add(x, self._weight, residual)
+
+    def normed_gate_up(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """See ``LinearLayer``."""
+        return norm_gate_up(x, norm, self._weight, eps)
+
+
+def normed_for(
+    linear: LinearLayer, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float
+) -> Activations:
+    """Normalise ``x``, added to ``residual`` in place where there is one, into what ``linear`` multiplies."""
+    if linear.rows_dtype is not None:
+        return rms_norm_rows(x, residual, norm, eps, linear.rows_dtype, linear.fixed_scale)
+    return rms_norm(x, norm, eps) if residual is None else add_rms_norm(x, residual, norm, eps)
+
+
+def gated_for(linear: LinearLayer, gate_up: Tensor) -> Activations:
+    """SwiGLU into what ``linear`` multiplies."""
+    if linear.rows_dtype is not None:
+        return silu_mul_rows(gate_up, linear.rows_dtype, linear.fixed_scale)
+    return silu_mul(gate_up)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,35 +10,16 @@ from torch import Tensor
 from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
-from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
-from kernels.silu_mul import silu_mul
 from workers.checkpoint.model_config import ModelConfig
-from workers.model.linear import Linear
+from workers.checkpoint.quantization import Quantization
+from workers.model.linear import Activations, LinearLayer, gated_for, normed_for
 from workers.model.rope import rope_table
-from workers.model.sharding import Shard, make_shard
+from workers.model.shard_loader import DecoderLayer, ShardLoader
+from workers.model.sharding import make_shard
 from workers.model.step_inputs import StepInputs
 from workers.model.tensor_parallel import TensorParallelGroup
 from workers.model.tensor_source import TensorSource
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One rank's weights of one layer."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    """None for families that do not normalise heads, as ``k_norm``."""
-    k_norm: Tensor | None
-    attention_out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-    def linears(self) -> list[Linear]:
-        """All projections."""
-        return [self.qkv, self.attention_out, self.gate_up, self.down]
 
 
 class LlamaDecoder:
@@ -50,6 +30,7 @@ class LlamaDecoder:
         config: ModelConfig,
         group: TensorParallelGroup,
         source: TensorSource,
+        quantization: Quantization | None,
         device: torch.device,
         dtype: torch.dtype,
         num_positions: int,
@@ -61,7 +42,7 @@ class LlamaDecoder:
         self.device = device
         self.dtype = dtype
         self.group = group
-        loader = _ShardLoader(config, self.shard, source, device, dtype, is_first=group.rank == 0)
+        loader = ShardLoader(config, self.shard, source, quantization, device, dtype)
         self.scale = config.head_dim**-0.5
         self.vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
         self.embedding = loader.embedding()
@@ -70,11 +51,11 @@ class LlamaDecoder:
             self.layers.append(loader.layer(index))
             progress((index + 1) / (config.num_layers + 1))
         self.norm = loader.whole("model.norm.weight", (config.hidden_size,))
-        self.head = Linear(self.embedding) if config.tie_word_embeddings else loader.head()
+        self.head = loader.head(self.embedding)
         self.cos_sin = rope_table(config, num_positions).to(device)
         progress(1.0)
 
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[LinearLayer]:
         """All projections, the head last."""
         return [linear for layer in self.layers for linear in layer.linears()] + [self.head]
 
@@ -92,10 +73,11 @@ class LlamaDecoder:
         """Run all layers up to the last one's attention; return what it attended to and the residual."""
         eps = self.config.rms_norm_eps
         residual = self._embed(inputs.token_ids)
-        hidden = rms_norm(residual, self.layers[0].attention_norm, eps)
+        first = self.layers[0]
+        hidden = normed_for(first.qkv, residual, None, first.attention_norm, eps)
         for index, layer in enumerate(self.layers[:-1]):
             attended = self._attend(layer, index, hidden, inputs, kv_cache)
-            hidden = self._finish_layer(layer, attended, residual, self.layers[index + 1].attention_norm)
+            hidden = self.finish_layer(index, attended, residual)
         return self._attend(self.layers[-1], len(self.layers) - 1, hidden, inputs, kv_cache), residual
 
     def logits(self, attended: Tensor, residual: Tensor, sample_tokens: Tensor) -> Tensor:
@@ -107,14 +89,26 @@ class LlamaDecoder:
 
     def hidden(self, attended: Tensor, residual: Tensor, tokens: Tensor) -> Tensor:
         """Final hidden states of some tokens of the step, normalised; changes neither argument."""
-        return self._finish_layer(self.layers[-1], attended[tokens], residual[tokens], self.norm)
+        hidden = self.finish_layer(len(self.layers) - 1, attended[tokens], residual[tokens])
+        assert isinstance(hidden, Tensor), "the head is given plain activations"
+        return hidden
 
-    def _finish_layer(
-        self, layer: DecoderLayer, attended: Tensor, residual: Tensor, next_norm: Tensor
-    ) -> Tensor:
+    def finish_layer(self, index: int, attended: Tensor, residual: Tensor) -> Activations:
+        """Do what follows a layer's attention; return what the next layer's first product, or the head, takes."""
+        layer = self.layers[index]
+        hidden = self._add_normed(layer.attention_out(attended), residual, layer.mlp_norm, layer.gate_up)
+        out = layer.down(gated_for(layer.down, layer.gate_up(hidden)))
+        if index + 1 == len(self.layers):
+            return self.group.add_rms_norm(out, residual, self.norm, self.config.rms_norm_eps)
+        following = self.layers[index + 1]
+        return self._add_normed(out, residual, following.attention_norm, following.qkv)
+
+    def _add_normed(self, out: Tensor, residual: Tensor, norm: Tensor, linear: LinearLayer) -> Activations:
+        """Sum ``out`` over ranks, add it to ``residual``, normalise the sum for ``linear``."""
         eps = self.config.rms_norm_eps
-        hidden = self.group.add_rms_norm(layer.attention_out(attended), residual, layer.mlp_norm, eps)
-        return self.group.add_rms_norm(layer.down(silu_mul(layer.gate_up(hidden))), residual, next_norm, eps)
+        if self.group.size > 1:
+            return self.group.add_rms_norm(out, residual, norm, eps)
+        return normed_for(linear, out, residual, norm, eps)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.group.size == 1:
@@ -126,12 +120,13 @@ class LlamaDecoder:
         return self.group.all_reduce(rows.masked_fill_(is_foreign[:, None], 0.0))
 
     def _attend(
-        self, layer: DecoderLayer, index: int, hidden: Tensor, inputs: StepInputs, kv_cache: Tensor
+        self, layer: DecoderLayer, index: int, hidden: Activations, inputs: StepInputs, kv_cache: Tensor
     ) -> Tensor:
         """Return [num_padded_tokens, heads of this rank * head_dim]."""
         num_tokens, num_decodes = inputs.num_tokens, inputs.num_decodes
+        qkv = layer.qkv(hidden)
         q = rope_kv_write(
-            layer.qkv(hidden),
+            qkv,
             inputs.positions,
             inputs.slots,
             self.cos_sin,
@@ -168,10 +163,10 @@ class LlamaDecoder:
                     self.scale,
                 )
             )
-        if hidden.shape[0] > num_tokens:
-            parts.append(q.new_zeros(hidden.shape[0] - num_tokens, *q.shape[1:]))
+        if qkv.shape[0] > num_tokens:
+            parts.append(q.new_zeros(qkv.shape[0] - num_tokens, *q.shape[1:]))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return attended.view(hidden.shape[0], -1)
+        return attended.view(qkv.shape[0], -1)
 
     def _attend_by_work(
         self, q: Tensor, index: int, inputs: StepInputs, work: DecodeAttention, kv_cache: Tensor
@@ -192,86 +187,3 @@ class LlamaDecoder:
                 out,
             )
         return out
-
-
-class _ShardLoader:
-    """Reads whole tensors and keeps this rank's rows or columns."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        shard: Shard,
-        source: TensorSource,
-        device: torch.device,
-        dtype: torch.dtype,
-        is_first: bool,
-    ) -> None:
-        self._config = config
-        self._shard = shard
-        self._source = source
-        self._device = device
-        self._dtype = dtype
-        self._is_first = is_first
-
-    def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._source.read(name, shape).to(self._device, self._dtype)
-
-    def embedding(self) -> Tensor:
-        return self._vocab_rows("model.embed_tokens.weight")
-
-    def head(self) -> Linear:
-        return Linear(self._vocab_rows("lm_head.weight"))
-
-    def layer(self, index: int) -> DecoderLayer:
-        config, shard = self._config, self._shard
-        hidden, head_dim = config.hidden_size, config.head_dim
-        prefix = f"model.layers.{index}."
-        q_rows, kv_rows = _scaled(shard.q_heads, head_dim), _scaled(shard.kv_heads, head_dim)
-        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        projections = [("q_proj", q_size, q_rows), ("k_proj", kv_size, kv_rows), ("v_proj", kv_size, kv_rows)]
-        attention = prefix + "self_attn."
-        qkv = [
-            self._rows(f"{attention}{name}.weight", (size, hidden), rows) for name, size, rows in projections
-        ]
-        bias = None
-        if config.has_qkv_bias:
-            parts = [self._rows(f"{attention}{name}.bias", (size,), rows) for name, size, rows in projections]
-            bias = torch.cat(parts).to(self._device, self._dtype)
-        q_norm = k_norm = None
-        if config.has_qk_norm:
-            q_norm = self.whole(attention + "q_norm.weight", (head_dim,))
-            k_norm = self.whole(attention + "k_norm.weight", (head_dim,))
-        mlp_shape = (config.intermediate_size, hidden)
-        gate_up = [
-            self._rows(f"{prefix}mlp.{name}.weight", mlp_shape, shard.intermediate)
-            for name in ("gate_proj", "up_proj")
-        ]
-        return DecoderLayer(
-            attention_norm=self.whole(prefix + "input_layernorm.weight", (hidden,)),
-            qkv=self._linear(qkv, bias),
-            q_norm=q_norm,
-            k_norm=k_norm,
-            attention_out=self._columns(attention + "o_proj.weight", (hidden, q_size), q_rows),
-            mlp_norm=self.whole(prefix + "post_attention_layernorm.weight", (hidden,)),
-            gate_up=self._linear(gate_up),
-            down=self._columns(prefix + "mlp.down_proj.weight", mlp_shape[::-1], shard.intermediate),
-        )
-
-    def _vocab_rows(self, name: str) -> Tensor:
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._rows(name, shape, self._shard.vocab).to(self._device, self._dtype).contiguous()
-
-    def _rows(self, name: str, shape: tuple[int, ...], rows: range) -> Tensor:
-        return self._source.read(name, shape)[rows.start : rows.stop]
-
-    def _columns(self, name: str, shape: tuple[int, ...], columns: range) -> Linear:
-        weight = self._source.read(name, shape)[:, columns.start : columns.stop]
-        return self._linear([weight])
-
-    def _linear(self, parts: list[Tensor], bias: Tensor | None = None) -> Linear:
-        weight = torch.cat([part.to(self._device, self._dtype) for part in parts]).contiguous()
-        return Linear(weight, bias)
-
-
-def _scaled(heads: range, head_dim: int) -> range:
-    return range(heads.start * head_dim, heads.stop * head_dim)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.paged_decode_attention import SPLIT_TOKENS
 from workers.checkpoint.model_config import ModelConfig, read_model_config
+from workers.checkpoint.quantization import choose_quantization
 from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
@@ -65,6 +66,7 @@ class Rank:
             self.model_config = read_model_config(config.files)
         else:
             raise UserError("a rank needs model files or a model config", "model")
+        self._quantization = choose_quantization(self.model_config.quantization, config.quantization)
         self.device = torch.device(config.device)
         self.dtype = choose_dtype(config.dtype, self.model_config.dtype, self.device, read_cpu_flags())
         longest = self.model_config.max_position_embeddings
@@ -90,7 +92,14 @@ class Rank:
         self._group.prepare(self.model_config.hidden_size, self.dtype)
         source = open_source(config.files, config.load_format, self.model_config, config.seed, self.device)
         self._decoder = LlamaDecoder(
-            self.model_config, self._group, source, self.device, self.dtype, self.max_model_len, progress
+            self.model_config,
+            self._group,
+            source,
+            self._quantization,
+            self.device,
+            self.dtype,
+            self.max_model_len,
+            progress,
         )
         if config.pack_weights:
             self._decoder.pack()

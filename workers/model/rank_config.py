@@ -26,6 +26,8 @@ class RankConfig:
     """One of "auto" (by the files), "gguf", "safetensors", and "dummy" for random weights."""
     model_config: ModelConfig | None = None
     """Overrides what the files say; needed where there are none."""
+    quantization: str | None = None
+    """How weights are kept: None as the checkpoint stores them; "fp8", "int8" and "int4" quantize full ones."""
     dtype: str = "auto"
     """One of "auto", "float32", "bfloat16" and "float16"."""
     device: str = "cpu"

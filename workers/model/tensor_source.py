@@ -16,19 +16,41 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.tensor_names import hf_name
 from workers.engine.errors import UserError
+from workers.model.quantized.gguf_blocks import read_codes
+from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, StoredWeight
 
 _DUMMY_SCALE = 0.02
 """Standard deviation of random weights: that of GPT-2's initialisation."""
+_CODE_DEVIATION = 6.5
+"""Standard deviation of the difference of two random 4-bit codes, as random zero points make it."""
+_QUANTIZED_LAYER = {"qweight", "lookup_table", "weight_scale", "weight_packed", "SCB"}
 
 
 class TensorSource(Protocol):
     """Gives out whole tensors; whoever asks keeps its shard."""
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return tensor ``name`` on the CPU or on the model's device, in any floating dtype.
+    def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return tensor ``name`` on the CPU or on the model's device.
+
+        Args:
+            name: Hugging Face's.
+            shape: what it must have; None: any.
+            dtype: what it must have; None: any floating one.
 
         Raises:
-            UserError: it is missing or has another shape.
+            UserError: it is missing, or has another shape or dtype.
+        """
+        ...
+
+    def has(self, name: str) -> bool:
+        """True if there is such a tensor."""
+        ...
+
+    def read_blocks(self, name: str, shape: tuple[int, int]) -> StoredWeight:
+        """Return a matrix in the encoding that its file gives it, where that says so itself (GGUF).
+
+        Raises:
+            UserError: as ``read``.
         """
         ...
 
@@ -53,7 +75,7 @@ def open_source(
 
 
 class GgufSource:
-    """Tensors of a GGUF file, dequantized to float32."""
+    """Tensors of a GGUF file: as its blocks hold them, or dequantized to float32."""
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         """Open ``path``."""
@@ -66,18 +88,40 @@ class GgufSource:
             else {}
         )
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         """See ``TensorSource``."""
+        tensor = torch.tensor(self._file.read(self._own_name(name)))
+        _check(name, tensor, shape, dtype)
+        order = self._row_order(name, tensor.shape[0])
+        return tensor if order is None else tensor[order]
+
+    def has(self, name: str) -> bool:
+        """See ``TensorSource``."""
+        return name in self._names
+
+    def read_blocks(self, name: str, shape: tuple[int, int]) -> StoredWeight:
+        """See ``TensorSource``."""
+        own_name = self._own_name(name)
+        codes = None
+        if self._file.shapes[own_name] == shape:
+            codes = read_codes(*self._file.blocks(own_name), *shape)
+        if codes is None:
+            return DenseWeight(self.read(name, shape))
+        weight = CodedWeight(codes)
+        order = self._row_order(name, shape[0])
+        return weight if order is None else weight.reorder_rows(order)
+
+    def _own_name(self, name: str) -> str:
         if name not in self._names:
             raise UserError(f"{self._file.path} has no tensor {name}")
-        tensor = torch.tensor(self._file.read(self._names[name]))
-        _check_shape(name, tensor, shape)
+        return self._names[name]
+
+    def _row_order(self, name: str, num_rows: int) -> Tensor | None:
+        """Where each row of Hugging Face's order lies; None: where it is."""
         num_heads = self._interleaved_heads.get(name.split(".")[-2])
         if num_heads is None:
-            return tensor
-        return (
-            tensor.view(num_heads, shape[0] // num_heads // 2, 2, *shape[1:]).transpose(1, 2).reshape(shape)
-        )
+            return None
+        return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 class SafetensorsSource:
@@ -101,14 +145,22 @@ class SafetensorsSource:
                     self._places.update(dict.fromkeys(shard.keys(), path))
         self._folder = folder
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         """See ``TensorSource``."""
         if name not in self._places:
             raise UserError(f"{self._folder} has no tensor {name}")
         with safe_open(self._places[name], framework="pt") as shard:
             tensor: Tensor = shard.get_tensor(name)
-        _check_shape(name, tensor, shape)
+        _check(name, tensor, shape, dtype)
         return tensor
+
+    def has(self, name: str) -> bool:
+        """See ``TensorSource``."""
+        return name in self._places
+
+    def read_blocks(self, name: str, shape: tuple[int, int]) -> StoredWeight:
+        """See ``TensorSource``."""
+        return DenseWeight(self.read(name, shape))
 
 
 class DummySource:
@@ -119,14 +171,42 @@ class DummySource:
         self._seed = seed
         self._device = device
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         """See ``TensorSource``."""
+        if shape is None:
+            return torch.ones((), device=self._device)
         if "norm" in name:
             return torch.ones(shape, device=self._device)
+        if name.endswith("scales"):
+            return torch.full(shape, _DUMMY_SCALE / _CODE_DEVIATION, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()) + self._seed)
-        return torch.randn(shape, generator=generator, device=self._device).mul_(_DUMMY_SCALE)
+        if dtype is not None and not dtype.is_floating_point:
+            limits = torch.iinfo(dtype)
+            return torch.randint(
+                limits.min, limits.max, shape, generator=generator, device=self._device, dtype=dtype
+            )
+        values = torch.randn(shape, generator=generator, device=self._device).mul_(_DUMMY_SCALE)
+        return values if dtype is None or dtype.itemsize > 1 else values.to(dtype)
+
+    def has(self, name: str) -> bool:
+        """What a quantized layer must have is there; what it may have is not, nor is the head quantized."""
+        stem, _, kind = name.rpartition(".")
+        return kind in _QUANTIZED_LAYER and stem != "lm_head"
+
+    def read_blocks(self, name: str, shape: tuple[int, int]) -> StoredWeight:
+        """See ``TensorSource``."""
+        return DenseWeight(self.read(name, shape))
 
 
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
+    if shape is not None and tuple(tensor.shape) != shape:
         raise UserError(f"tensor {name} has shape {tuple(tensor.shape)}, the model's config asks for {shape}")
+    # Scales are kept in several floating types, and small integers sometimes in 64 bits.
+    is_right = (
+        tensor.is_floating_point() or not shape
+        if dtype is None
+        else tensor.dtype == dtype
+        or (dtype.itemsize > 1 and dtype.is_floating_point == tensor.is_floating_point())
+    )
+    if not is_right:
+        raise UserError(f"tensor {name} holds {tensor.dtype}, {dtype or 'a floating type'} was expected")

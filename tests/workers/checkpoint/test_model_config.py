@@ -110,7 +110,7 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
         ({"hidden_size": None}, "hidden_size = None"),
         ({"num_hidden_layers": -2}, "num_hidden_layers = -2"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq.*awq.*gguf"),
         ({"sliding_window": 512}, "sliding window of 512"),
         ({"attention_bias": True}, "biases"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),

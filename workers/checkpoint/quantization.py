@@ -1,0 +1,192 @@
+"""How a checkpoint's weights are quantized, as its config says. No tensors.
+
+Every format ends as one of three kinds of weight (``workers.model.quantized``): plain numbers, codes with a scale for
+each group, or 8-bit numbers with a scale for each row that are multiplied as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workers.engine.errors import UserError
+
+FORMATS = ("awq", "gptq", "squeezellm", "fp8", "int8", "compressed-tensors", "bitsandbytes", "gguf")
+"""What ``--quantization`` may name."""
+ONLINE = ("fp8", "int8", "int4")
+"""What full-precision weights can be quantized to while they are loaded."""
+INT4_GROUP = 32
+"""Weights that share a scale when quantized to "int4" at load: as in llama.cpp's Q4_1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How linear weights are stored."""
+
+    format: str
+    """One of ``FORMATS``, or of ``ONLINE`` for weights that are stored in full."""
+    is_online: bool = False
+    """Stored in full, quantized at load."""
+    bits: int = 8
+    group_size: int | None = None
+    """Weights of a row that share a scale; None: the whole row."""
+    has_zeros: bool = False
+    """Codes have a zero point for each group; else theirs is the middle of their range."""
+    zero_shift: int = 0
+    """What stored zero points lack: 1 in GPTQ's first format."""
+    kind: str = ""
+    """Of formats with several: "float-quantized", "int-quantized", "pack-quantized"; "nf4", "fp4", "int8"; "block"."""
+    block: tuple[int, int] = (128, 128)
+    """Of kind "block": rows and columns that share a scale."""
+
+
+def quantization_of(config: Mapping[str, object], where: str) -> Quantization | None:
+    """Read ``quantization_config`` of a config.json; None where weights are stored in full.
+
+    Raises:
+        UserError: a format, or a variant of one, that Shoal does not have.
+    """
+    raw = config.get("quantization_config") or config.get("compression_config")
+    if not raw:
+        return None
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{where}: quantization_config is not an object")
+    method = str(raw.get("quant_method", raw.get("quantization_method", "")))
+    readers = {
+        "awq": _awq,
+        "gptq": _gptq,
+        "squeezellm": _squeezellm,
+        "fp8": _fp8,
+        "compressed-tensors": _compressed_tensors,
+        "bitsandbytes": _bitsandbytes,
+    }
+    if method not in readers:
+        raise UserError(
+            f"{where} is quantized by {method or 'an unnamed method'!r}; Shoal reads {', '.join(FORMATS)}"
+        )
+    return readers[method](raw, where)
+
+
+def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quantization | None:
+    """Return how to load weights that are ``stored`` so, where a user asked for ``wanted`` (None: as they are).
+
+    Raises:
+        UserError: the two contradict each other, or ``wanted`` is unknown.
+    """
+    if wanted is None or wanted == "auto":
+        return stored
+    if wanted not in (*FORMATS, *ONLINE):
+        raise UserError(
+            f"quantization {wanted!r} is unknown; {', '.join(dict.fromkeys((*FORMATS, *ONLINE)))} are",
+            "quantization",
+        )
+    if stored is not None:
+        names = {stored.format, *_aliases(stored)}
+        if wanted in names:
+            return stored
+        raise UserError(
+            f"quantization {wanted!r} was asked for, but the checkpoint is {stored.format}: leave it out",
+            "quantization",
+        )
+    if wanted not in ONLINE:
+        raise UserError(
+            f"quantization {wanted!r} was asked for, but the checkpoint is not quantized; "
+            f"while loading it can be quantized to {', '.join(ONLINE)}",
+            "quantization",
+        )
+    if wanted == "int4":
+        return Quantization("int4", is_online=True, bits=4, group_size=INT4_GROUP, has_zeros=True)
+    return Quantization(wanted, is_online=True)
+
+
+def _aliases(stored: Quantization) -> tuple[str, ...]:
+    """Other names that a user may know the format by."""
+    return {"float-quantized": ("fp8",), "int-quantized": ("int8",)}.get(stored.kind, ())
+
+
+def _awq(raw: Mapping[str, object], where: str) -> Quantization:
+    bits, group = _number(raw, "bits", 4), _number(raw, "group_size", 128)
+    version = str(raw.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm":
+        raise UserError(f"{where} is AWQ of {bits} bits in layout {version!r}; Shoal reads 4 bits in 'gemm'")
+    return Quantization("awq", bits=4, group_size=_group(group), has_zeros=bool(raw.get("zero_point", True)))
+
+
+def _gptq(raw: Mapping[str, object], where: str) -> Quantization:
+    bits = _number(raw, "bits", 4)
+    if bits not in (2, 3, 4, 8):
+        raise UserError(f"{where} is GPTQ of {bits} bits; 2, 3, 4 and 8 are supported")
+    version = str(raw.get("checkpoint_format", "gptq"))
+    if version not in ("gptq", "gptq_v2"):
+        raise UserError(f"{where}: GPTQ layout {version!r} is not supported; gptq and gptq_v2 are")
+    return Quantization(
+        "gptq",
+        bits=bits,
+        group_size=_group(_number(raw, "group_size", 128)),
+        has_zeros=True,
+        zero_shift=int(version == "gptq"),
+    )
+
+
+def _squeezellm(raw: Mapping[str, object], where: str) -> Quantization:
+    bits = _number(raw, "wbits", _number(raw, "bits", 4))
+    if bits not in (3, 4):
+        raise UserError(f"{where} is SqueezeLLM of {bits} bits; 3 and 4 are supported")
+    return Quantization("squeezellm", bits=bits)
+
+
+def _fp8(raw: Mapping[str, object], where: str) -> Quantization:
+    block = raw.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2:
+        return Quantization("fp8", kind="block", block=(int(block[0]), int(block[1])))
+    return Quantization("fp8")
+
+
+def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
+    groups = raw.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise UserError(f"{where}: one group of compressed tensors is supported, this has {groups!r}")
+    (group,) = groups.values()
+    weights = group.get("weights") or {}
+    kind = str(group.get("format") or raw.get("format", ""))
+    kind = {"naive-quantized": "int-quantized" if weights.get("type") == "int" else "float-quantized"}.get(
+        kind, kind
+    )
+    strategy = weights.get("strategy")
+    bits = _number(weights, "num_bits", 8)
+    if kind in ("float-quantized", "int-quantized") and bits == 8 and strategy in ("tensor", "channel"):
+        return Quantization("compressed-tensors", kind=kind)
+    if kind == "pack-quantized" and bits in (4, 8) and strategy in ("group", "channel"):
+        return Quantization(
+            "compressed-tensors",
+            kind=kind,
+            bits=bits,
+            group_size=_group(_number(weights, "group_size", -1)),
+            has_zeros=not weights.get("symmetric", True),
+        )
+    raise UserError(
+        f"{where}: compressed tensors of format {kind!r}, {bits} bits by {strategy} are not supported; "
+        "float-quantized and int-quantized of 8 bits by tensor or channel, pack-quantized of 4 or 8 bits are"
+    )
+
+
+def _bitsandbytes(raw: Mapping[str, object], where: str) -> Quantization:
+    if raw.get("load_in_8bit") or raw.get("_load_in_8bit"):
+        return Quantization("bitsandbytes", kind="int8")
+    kind = str(raw.get("bnb_4bit_quant_type", "nf4"))
+    if kind not in ("nf4", "fp4"):
+        raise UserError(f"{where}: bitsandbytes type {kind!r} is not supported; nf4, fp4 and int8 are")
+    return Quantization("bitsandbytes", bits=4, kind=kind)
+
+
+def _group(size: int) -> int | None:
+    return None if size < 1 else size
+
+
+def _number(raw: Mapping[str, object], key: str, default: int) -> int:
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"quantization_config has {key} = {value!r}, an integer is needed")
+    return value

@@ -1,0 +1,181 @@
+"""Linear layers over quantized weights: codes, 8-bit numbers, and several kinds beside each other."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from kernels.coded_linear import coded_linear
+from kernels.codes import can_pack, pack_codes
+from kernels.gemv import linear_add, norm_gate_up, norm_linear
+from kernels.outliers import SparseRows, add_sparse, sparse_rows
+from kernels.scaled_linear import scaled_linear
+from kernels.scaled_rows import ScaledRows, quantize_rows
+from workers.model.linear import Activations, Linear, LinearLayer
+from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, ScaledWeight, StoredWeight, join
+
+
+def make_linear(
+    parts: list[StoredWeight], bias: Tensor | None, device: torch.device, dtype: torch.dtype
+) -> LinearLayer:
+    """Lay ``parts`` on top of each other and return the layer that multiplies with them.
+
+    Args:
+        parts: weights with equal inputs, cut to this rank's share.
+        bias: of all outputs, or None.
+        device: where the layer computes.
+        dtype: of activations.
+    """
+    joined = join(parts)
+    if len(joined) > 1 and device.type == "cpu":
+        joined = [DenseWeight(torch.cat([part.dequantize() for part in joined]))]
+    starts = [0]
+    for part in joined:
+        starts.append(starts[-1] + part.shape[0])
+    linears = [
+        _make_one(part, None if bias is None else bias[starts[i] : starts[i + 1]].contiguous(), device, dtype)
+        for i, part in enumerate(joined)
+    ]
+    return linears[0] if len(linears) == 1 else StackedLinear(linears, bias)
+
+
+def _make_one(
+    weight: StoredWeight, bias: Tensor | None, device: torch.device, dtype: torch.dtype
+) -> LinearLayer:
+    if isinstance(weight, CodedWeight) and can_pack(weight.codes):
+        return CodedLinear(weight, bias, device, dtype)
+    if isinstance(weight, ScaledWeight):
+        return ScaledLinear(weight, bias, device, dtype)
+    values = weight.values if isinstance(weight, DenseWeight) else weight.dequantize()
+    return Linear(values.to(device, dtype).contiguous(), bias)
+
+
+class _Unfused:
+    """No products with a norm or an addition folded in."""
+
+    fuses_one_row = False
+    rows_dtype: torch.dtype | None = None
+    fixed_scale: float | None = None
+
+    def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> NoReturn:
+        """See ``LinearLayer``."""
+        raise AssertionError("fuses_one_row is False")
+
+    def add_to(self, residual: Tensor, x: Tensor) -> NoReturn:
+        """See ``LinearLayer``."""
+        raise AssertionError("fuses_one_row is False")
+
+    def normed_gate_up(self, x: Tensor, norm: Tensor | None, eps: float) -> NoReturn:
+        """See ``LinearLayer``."""
+        raise AssertionError("fuses_one_row is False")
+
+
+class CodedLinear(_Unfused):
+    """Weights of small integers with a scale for each group, unpacked on the way to use."""
+
+    def __init__(
+        self, weight: CodedWeight, bias: Tensor | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Lay out ``weight`` for ``device``."""
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self._stored: CodedWeight | None = weight if device.type == "cpu" else None
+        self._dtype = dtype
+        self._packed = pack_codes(weight.codes, dtype)
+        self._order = weight.order
+        self._dense: Linear | None = None
+        self._sparse: SparseRows | None = None
+        if weight.outliers is not None:
+            outliers = weight.outliers
+            self._sparse = sparse_rows(outliers.rows, outliers.columns, outliers.values, self.out_features)
+
+    def pack(self) -> None:
+        """On a CPU: unpack once, since products of plain numbers are the fastest that it has."""
+        if self._stored is not None:
+            self._dense = Linear(self._stored.dequantize().to(self._dtype), self.bias)
+            self._dense.pack()
+            self._stored = None
+
+    def __call__(self, x: Activations) -> Tensor:
+        """See ``LinearLayer``."""
+        assert isinstance(x, Tensor), "codes take plain activations"
+        if self._dense is not None:
+            return self._dense(x)
+        ordered = x if self._order is None else x.index_select(1, self._order)
+        out = coded_linear(ordered.contiguous(), self._packed, self.bias)
+        if self._sparse is not None:
+            add_sparse(x, self._sparse, out)
+        return out
+
+
+class ScaledLinear:
+    """8-bit weights times activations rounded to the same type; one row alone is not rounded."""
+
+    def __init__(
+        self, weight: ScaledWeight, bias: Tensor | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Keep ``weight`` on ``device``."""
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self.rows_dtype: torch.dtype | None = weight.values.dtype
+        self.fixed_scale = weight.input_scale
+        self._dtype = dtype
+        self._values = weight.values.to(device).contiguous()
+        self._scales = weight.scales.to(device, torch.float32).contiguous()
+        self._dense: Linear | None = None
+
+    @property
+    def fuses_one_row(self) -> bool:
+        """See ``LinearLayer``."""
+        return self._values.device.type == "cuda"
+
+    def pack(self) -> None:
+        """On a CPU: widen the weight once; activations are rounded as ever."""
+        if self._values.device.type == "cpu" and self._dense is None:
+            weight = self._values.float() * self._scales[:, None]
+            self._dense = Linear(weight.to(self._dtype), self.bias)
+            self._dense.pack()
+
+    def __call__(self, x: Activations) -> Tensor:
+        """See ``LinearLayer``."""
+        assert self.rows_dtype is not None, "set when made"
+        if isinstance(x, Tensor):
+            x = quantize_rows(x.contiguous(), self.rows_dtype, self.fixed_scale)
+        if self._dense is not None:
+            return self._dense((x.values.float() * x.scales[:, None]).to(self._dtype))
+        return scaled_linear(x, self._values, self._scales, self.bias, self._dtype)
+
+    def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        """See ``LinearLayer``."""
+        return norm_linear(x, norm, self._values, self.bias, eps, out, self._scales)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """See ``LinearLayer``."""
+        linear_add(x, self._values, residual, self._scales)
+
+    def normed_gate_up(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """See ``LinearLayer``."""
+        return norm_gate_up(x, norm, self._values, eps, self._scales)
+
+
+class StackedLinear(_Unfused):
+    """Outputs of layers of different kinds side by side (GGUF keeps q and k in 4 bits beside v in 6)."""
+
+    def __init__(self, linears: list[LinearLayer], bias: Tensor | None) -> None:
+        """Take the layers; ``bias`` is what they hold in parts."""
+        self.out_features = sum(linear.out_features for linear in linears)
+        self.in_features = linears[0].in_features
+        self.bias = bias
+        self._linears = linears
+
+    def pack(self) -> None:
+        """See ``LinearLayer``."""
+        for linear in self._linears:
+            linear.pack()
+
+    def __call__(self, x: Activations) -> Tensor:
+        """See ``LinearLayer``."""
+        assert not isinstance(x, ScaledRows), "layers of several kinds round activations themselves"
+        return torch.cat([linear(x) for linear in self._linears], dim=1)
