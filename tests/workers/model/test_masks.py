@@ -78,7 +78,7 @@ def test_a_row_takes_only_what_its_mask_allows(tiny_rank, plan_driver) -> None:
 
     masks = [TokenMask(0, bits(33)), TokenMask(2, bits(5, 49))]
     result = driver.collect_plan(
-        plan_driver.StepPlan(0, rows, [0, 1, 2], [0] * 3, [2] * 3, [True] * 3, [[0], [1], [2]], masks)
+        plan_driver.StepPlan(0, rows, [0, 1, 2], [0] * 3, [2] * 3, [True] * 3, [[0], [1], [2]], masks=masks)
     )
 
     assert result.token_ids[0] == 33
