@@ -15,6 +15,8 @@ from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
 from router.text.chat_template import Message
+from router.text.grammar_check import GrammarCheck
+from router.text.grammars import WantedGrammar
 from router.text.tokenizer import Tokenizer
 from router.trace_recorder import TraceRecorder
 from workers.checkpoint.source import ModelFiles
@@ -42,6 +44,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.replicas = replicas
         self.recorder = recorder
+        self._grammars = GrammarCheck(tokenizer.table, tokenizer.special_token_ids)
 
     @property
     def name(self) -> str:
@@ -56,6 +59,7 @@ class ServedModel:
     async def stop(self) -> None:
         """End its streams, and close its trace. Safe to call twice."""
         await self.replicas.stop()
+        self._grammars.close()
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.close)
 
@@ -77,6 +81,15 @@ class ServedModel:
     def prompt_of_ids(self, token_ids: list[int]) -> Prompt:
         """Take a prompt that is tokens."""
         return self._checked(Prompt(token_ids), "prompt")
+
+    async def check_grammar(self, grammar: WantedGrammar | None) -> None:
+        """Return if replicas can follow the grammar.
+
+        Raises:
+            InvalidRequest: they cannot; it names the field that asked for it.
+        """
+        if grammar is not None:
+            await self._grammars.check(grammar.text, grammar.param)
 
     def _tokenize_chat(self, messages: Sequence[Message]) -> Prompt:
         return self._hashed(Prompt(self.tokenizer.encode_chat(messages)))

@@ -19,6 +19,7 @@ from router.openai.sampling import (
     text_params,
 )
 from router.openai.schema import ChatBody, ChatMessage
+from router.openai.structured import wanted_grammar
 from router.openai.usage import usage_object
 from router.text.detokenizer import TokenTable
 from workers.engine.errors import InvalidRequest
@@ -37,12 +38,14 @@ async def answer_chat(
     check_sampling(body, 1, len(table), ingress.limits)
     num_logprobs = _num_logprobs(body)
     check_num_logprobs(num_logprobs or 0, "top_logprobs", ingress.limits)
+    grammar = wanted_grammar(body)
+    await model.check_grammar(grammar)
     prompt = await model.prompt_of_chat([template_message(message) for message in body.messages])
     asked, param = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
     max_tokens = resolve_max_tokens(asked, param, len(prompt), model.max_model_len)
-    params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), len(table))
+    params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), len(table), grammar)
     completion_id = f"chatcmpl-{request_id}"
     generation = ingress.generation(model, completion_id, [prompt], params, text_params(body))
     encoder = ChatEncoder(

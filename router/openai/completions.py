@@ -21,6 +21,7 @@ from router.openai.sampling import (
     text_params,
 )
 from router.openai.schema import CompletionBody
+from router.openai.structured import wanted_grammar
 from router.openai.usage import usage_object
 from router.text.detokenizer import TokenTable
 from workers.engine.errors import InvalidRequest
@@ -43,11 +44,13 @@ async def answer_completion(
     check_sampling(body, len(given), len(table), ingress.limits)
     check_num_logprobs(body.logprobs or 0, "logprobs", ingress.limits)
     _check_completion(body)
+    grammar = wanted_grammar(body)
+    await model.check_grammar(grammar)
     prompts = [await _prompt(model, prompt, len(table)) for prompt in given]
     max_tokens = resolve_max_tokens(
         body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
-    params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), len(table))
+    params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), len(table), grammar)
     completion_id = f"cmpl-{request_id}"
     generation = ingress.generation(model, completion_id, prompts, params, text_params(body))
     if max_tokens == 0:

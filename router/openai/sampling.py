@@ -7,6 +7,7 @@ from dataclasses import replace
 from router.config import Limits
 from router.generation import TextParams
 from router.openai.schema import SamplingBody
+from router.text.grammars import WantedGrammar
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.request import ChoiceParams
 
@@ -74,7 +75,12 @@ def resolve_max_tokens(
 
 
 def choice_params(
-    body: SamplingBody, max_tokens: int, num_logprobs: int | None, seed: int, vocab_size: int
+    body: SamplingBody,
+    max_tokens: int,
+    num_logprobs: int | None,
+    seed: int,
+    vocab_size: int,
+    grammar: WantedGrammar | None = None,
 ) -> list[ChoiceParams]:
     """Parameters of each of the ``n`` choices of a prompt; they differ in their index only."""
     min_tokens = body.min_tokens or 0
@@ -95,6 +101,7 @@ def choice_params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
+        grammar=grammar.text if grammar is not None else "",
     )
     return [base, *(replace(base, choice_index=i) for i in range(1, body.n or 1))]
 

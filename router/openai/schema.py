@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
+from router.openai.structured import StructuredFields
+
 _MAX_SEED = 2**64 - 1
 
 Unset = Annotated[Any, Field(default=None, json_schema_extra={"description": "Not supported yet."})]
@@ -61,7 +63,7 @@ class StreamOptions(_Strict):
     """Accepted without effect."""
 
 
-class SamplingBody(WithoutEffect):
+class SamplingBody(WithoutEffect, StructuredFields):
     """Fields that both APIs share; those after ``stop`` are vLLM's additions to OpenAI's."""
 
     model: str
@@ -136,12 +138,6 @@ class ChatMessage(_Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ResponseFormat(_Strict):
-    """The form of the answer; only plain text so far."""
-
-    type: Literal["text"]
-
-
 class ChatBody(SamplingBody):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -149,7 +145,6 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Unset
     tool_choice: Literal["none", "auto"] | None = None

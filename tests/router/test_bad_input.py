@@ -66,7 +66,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
     ({"magic": 1}, "magic"),
 ]
 

@@ -1,0 +1,99 @@
+"""Grammars in the form that ``workers.grammar`` compiles: of JSON schemas, regular expressions, choices, EBNF.
+
+White space in JSON is bounded: between two tokens of it stands nothing, a space, or a new line and its indent.
+Where any amount may stand, a small model writes new lines until it runs out of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+Schema = Mapping[str, Any] | bool
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGrammar:
+    """A grammar, and the field of a request that asked for it."""
+
+    text: str
+    param: str
+
+
+WHITESPACE = r"( |\n[ ]{0,16})?"
+
+
+def json_schema_grammar(schema: Schema, whitespace: str = WHITESPACE) -> str:
+    """Of JSON documents that a schema allows.
+
+    Raises:
+        ValueError: the schema is no JSON.
+    """
+    return str(
+        LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": whitespace})
+    )
+
+
+def json_object_grammar(whitespace: str = WHITESPACE) -> str:
+    """Of any JSON object."""
+    return json_schema_grammar({"type": "object"}, whitespace)
+
+
+def regex_grammar(pattern: str) -> str:
+    """Of texts that a regular expression matches from end to end."""
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Of some given texts."""
+    return f"start: {' | '.join(map(quoted, choices))}"
+
+
+def text_grammar(text: str) -> str:
+    """Of a grammar that a user wrote: Lark, or EBNF as llama.cpp and xgrammar have it (``root ::= ...``).
+
+    Raises:
+        ValueError: EBNF that cannot be read.
+    """
+    if "::=" not in text:
+        return text
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # it raises whatever it stumbles over
+        raise ValueError(f"the EBNF cannot be read: {error}") from error
+
+
+def structural_tag_grammar(triggers: Sequence[str], structures: Sequence[tuple[str, Schema, str]]) -> str:
+    """Of free text in which each trigger must go on as one of the structures: its begin, JSON, and its end.
+
+    Raises:
+        ValueError: a structure begins with none of the triggers.
+    """
+    tags = []
+    for begin, schema, end in structures:
+        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+        if trigger is None:
+            raise ValueError(f"{begin!r} begins with none of the triggers")
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=_bounded(schema), end=end))
+    return str(StructTag.to_grammar(tags))
+
+
+def json_rule(schema: Schema) -> str:
+    """A schema as it stands inside a Lark rule."""
+    return f"%json {json.dumps(_bounded(schema))}"
+
+
+def quoted(text: str) -> str:
+    """A text as it stands inside a Lark rule."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _bounded(schema: Schema) -> dict[str, Any]:
+    """A schema with our white space; one that is just true or false as an object that says the same."""
+    spelled: Mapping[str, Any] = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
+    return {**spelled, "x-guidance": {"whitespace_pattern": WHITESPACE}}
