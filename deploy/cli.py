@@ -15,6 +15,7 @@ from deploy.bench.cli import app as bench
 from deploy.console import console, print_error
 from deploy.deploy_command import deploy
 from deploy.fetch_command import fetch
+from deploy.flags import with_flags
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -32,97 +33,17 @@ app.add_typer(trace, name="trace")
 app.command()(deploy)
 app.command()(fetch)
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(help="A folder, a .gguf file or a hub id; none: the demo model, SmolLM2-135M."),
-]
 
-
-@app.command()
-def serve(
-    model: ModelArgument = None,
-    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    host: Annotated[str | None, typer.Option(help="Interface of every socket. (default: 127.0.0.1)")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API. (default: 8000)")] = None,
-    replicas: Annotated[
-        int | None, typer.Option(help="Copies of the model, each with its own engine. (default: 2)")
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int | None,
-        typer.Option(
-            "--tensor-parallel-size", "-tp", help="Ranks that share one replica's model. (default: 1)"
-        ),
-    ] = None,
-    ingress_replicas: Annotated[int | None, typer.Option(help="HTTP processes. (default: 1)")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="Most requests in a step. (CPU 64, GPU 256)")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens in a step. (CPU 1024, GPU 16384)")
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV block: 16, 32 or 64. (default: 16)")
-    ] = None,
-    enable_prefix_caching: Annotated[
-        bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="(default: on)")
-    ] = None,
-    num_gpu_blocks_override: Annotated[int | None, typer.Option(help="KV blocks of a rank.")] = None,
-    kv_cache_gib: Annotated[float | None, typer.Option(help="KV memory of a rank on a CPU, GiB.")] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of GPU memory to use. (default: 0.9)")
-    ] = None,
-    load_format: Annotated[
-        str | None, typer.Option(help="auto, gguf, safetensors or dummy. (default: auto)")
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(help="Quantize full weights at load: fp8, int8 or int4. (default: as stored)"),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16. (default: auto)")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. (default: auto)")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of dummy weights. (default: 0)")] = None,
-    cpu_threads: Annotated[
-        int | None, typer.Option(help="Threads of a rank on a CPU. (default: its share)")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="How requests are placed: prefix (default), least-load, ..."),
-    ] = None,
-    stall_timeout_s: Annotated[
-        float | None, typer.Option(help="Without a step while work waits. (default: 60)")
-    ] = None,
-    drain_timeout_s: Annotated[
-        float | None, typer.Option(help="For requests of a replica that leaves. (default: 60)")
-    ] = None,
-    replica_wait_s: Annotated[
-        float | None, typer.Option(help="A request waits for a replica where none is there. (default: 120)")
-    ] = None,
-    haproxy: Annotated[
-        bool | None,
-        typer.Option("--haproxy/--no-haproxy", help="HAProxy before the ingress. (default: on, on Linux)"),
-    ] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where the demo model is kept.")] = None,
-    offline: Annotated[
-        bool | None, typer.Option("--offline", help="Never ask a network for a model.")
-    ] = None,
-    record_trace: Annotated[
-        Path | None,
-        typer.Option(help="A folder to record arrivals, lengths and block hashes in, for `shoal simulate`."),
-    ] = None,
-    scripted: Annotated[
-        bool | None, typer.Option("--scripted", hidden=True, help="Tokens by formula instead of a model.")
-    ] = None,
-    scripted_step_s: Annotated[float | None, typer.Option(hidden=True)] = None,
-) -> None:
+def serve(given: dict[str, object]) -> None:
     """Start a cluster on this machine and serve MODEL with the OpenAI API until Ctrl-C."""
-    given = dict(locals())
+    from deploy.config_file import read_config
     from deploy.local_cluster import start_local_cluster
     from deploy.settings import make_settings
 
-    settings = make_settings(**given)
+    path = given.pop("config", None)
+    settings = make_settings(**{**(read_config(path) if isinstance(path, Path) else {}), **given})
+    for note in settings.notes:
+        console.print(f"note: {note}", style="dim", highlight=False)
 
     stopped = threading.Event()
     _stop_on_signals(stopped)
@@ -141,6 +62,9 @@ def serve(
             console.print("Stopped; no process is left.")
     if cluster is None:
         raise typer.Exit(130)  # as shells report an interrupted command
+
+
+app.command(name="serve")(with_flags(serve))
 
 
 @app.command()
@@ -230,11 +154,22 @@ def _print_ready(url: str, model: str) -> None:
 
 def main() -> None:
     """Run the command line; errors meant for people become one line and exit code 1."""
+    # vLLM's users write flags with underscores, too.
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    arguments = [*(_with_dashes(argument) for argument in given[:end]), *given[end:]]
     try:
-        app()
+        app(arguments)
     except ShoalError as error:
         print_error(str(error))
         raise SystemExit(1) from None
+
+
+def _with_dashes(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, sign, value = argument.partition("=")
+    return name.replace("_", "-") + sign + value
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Stands before Ray's HAProxy binary: Ray writes a configuration that binds its metrics and statistics pages on
-# every interface, whatever host was asked for. Bind them where SHOAL_HOST says, then become HAProxy.
+# every interface, whatever host was asked for, and knows no TLS. Bind the pages where SHOAL_HOST says; where
+# SHOAL_TLS_BUNDLE names a certificate, let the endpoint speak TLS on SHOAL_TLS_BIND; then become HAProxy.
 set -eu
 config=
 previous=
@@ -10,5 +11,11 @@ for argument in "$@"; do
 done
 if [ -n "$config" ] && [ -f "$config" ]; then
     sed -i -E "s/^([[:space:]]*bind[[:space:]]+)(\*|0\.0\.0\.0)?:([0-9]+)/\1${SHOAL_HOST}:\3/" "$config"
+    if [ -n "${SHOAL_TLS_BUNDLE:-}" ]; then
+        port=${SHOAL_TLS_BIND##*:}
+        sed -i -E "s|^([[:space:]]*bind[[:space:]]+)${SHOAL_HOST}:${port}[[:space:]]*$|\1${SHOAL_TLS_BIND} ssl crt ${SHOAL_TLS_BUNDLE} alpn h2,http/1.1|" "$config"
+        # Never plain where TLS was asked for.
+        grep -q "ssl crt ${SHOAL_TLS_BUNDLE}" "$config" || { echo "no line to put TLS on in $config" >&2; exit 1; }
+    fi
 fi
 exec "$SHOAL_HAPROXY_BINARY" "$@"

@@ -14,11 +14,14 @@ import httpx
 from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
-from deploy.preflight import check_cluster
+from deploy.preflight import check_cluster, text_files
 from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
+from deploy.tls import tls_files
 from router.config import IngressConfig, Limits, Timeouts
+from router.tenancy.key_source import read_keys
+from router.tenancy.keys import KeyRing, ring_of_keys
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.errors import InvalidRequest
@@ -48,7 +51,8 @@ class LocalCluster:
 def base_url(settings: ServeSettings) -> str:
     """The endpoint as a client on this machine reaches it."""
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "localhost") else settings.host
-    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+    scheme = "https" if settings.ssl_certfile is not None else "http"
+    return f"{scheme}://[{host}]:{settings.port}" if ":" in host else f"{scheme}://{host}:{settings.port}"
 
 
 def start_local_cluster(settings: ServeSettings) -> LocalCluster:
@@ -67,6 +71,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
             port=settings.port,
             num_cpus=settings.replicas * settings.tensor_parallel_size + 1,
             haproxy=settings.haproxy,
+            tls=tls_files(settings),
         )
     try:
         _deploy(settings, replica, ingress)
@@ -86,11 +91,25 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
     ingress = IngressConfig(
         models=(served,),
         policy=settings.policy,
-        limits=Limits(max_body_bytes=settings.max_body_bytes),
+        limits=Limits(max_body_bytes=settings.max_body_bytes, max_logprobs=settings.max_logprobs),
         timeouts=Timeouts(replica_wait_s=settings.replica_wait_s, stall_s=settings.stall_timeout_s),
         trace_folder=trace_folder,
+        allowed_origins=settings.allowed_origins,
+        keys=key_ring(settings),
+        key_file=settings.api_keys and settings.api_keys.absolute(),
     )
     return replica, ingress
+
+
+def key_ring(settings: ServeSettings) -> KeyRing | None:
+    """The keys that flags give; None where they give none.
+
+    Raises:
+        InvalidRequest: a key is empty, or the key file is not to be understood.
+    """
+    if settings.api_keys is not None:
+        read_keys(settings.api_keys)
+    return ring_of_keys(settings.api_key) if settings.api_key else None
 
 
 def _check_writable(folder: Path) -> None:
@@ -185,7 +204,8 @@ def _wait_until_it_answers(settings: ServeSettings) -> None:
     last = "no answer"
     while time.monotonic() < deadline:
         try:
-            answer = httpx.get(url, timeout=5.0)
+            # Our own certificate need not be in the system's store; that the handshake succeeds is what counts.
+            answer = httpx.get(url, timeout=5.0, verify=False)
         except httpx.HTTPError as error:
             last = str(error)
         else:

@@ -32,7 +32,12 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     _check_weights(settings, files)
     _check_devices(settings)
     _check_kv_memory(settings, model)
-    load_vocabulary(files)
+    load_vocabulary(text_files(settings, files))
+
+
+def text_files(settings: ServeSettings, files: ModelFiles) -> ModelFiles:
+    """Where tokenizer and chat template are read from."""
+    return files if settings.tokenizer is None else ModelFiles(settings.tokenizer.absolute(), files.name)
 
 
 def check_length(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:

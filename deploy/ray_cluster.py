@@ -18,6 +18,7 @@ from typing import IO, Any
 from deploy.node_environment import node_environment
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports, port_is_free
+from deploy.tls import TlsFiles
 from deploy.worker_setup import HOST_VARIABLE
 from workers.engine.errors import ShoalError
 
@@ -54,6 +55,7 @@ def start_ray(
     port: int,
     num_cpus: int,
     haproxy: bool,
+    tls: TlsFiles | None = None,
     serve_options: dict[str, Any] | None = None,
     dashboard_port: int | None = None,
 ) -> RayCluster:
@@ -63,6 +65,7 @@ def start_ray(
 
     Args:
         num_cpus: logical CPUs, what placement counts with.
+        tls: the endpoint speaks HTTPS; then it alone listens on ``host`` and everything behind it on loopback.
         serve_options: further arguments of ``serve.start``.
         dashboard_port: of Ray's dashboard on loopback, which takes deployments; None: no dashboard.
 
@@ -83,11 +86,20 @@ def start_ray(
         )
     runtime = Runtime.of_port(port)
     runtime.create()
-    _set_environment(runtime, host, port, haproxy)
+    inner_host = host if tls is None else "127.0.0.1"
+    options = dict(serve_options or {})
+    http_options: dict[str, Any] = {"host": inner_host, "port": port}
+    if tls is not None and not haproxy:
+        http_options |= {"host": host, "ssl_keyfile": str(tls.key), "ssl_certfile": str(tls.certificate)}
+    _set_environment(runtime, inner_host, port, haproxy)
+    if tls is not None and haproxy:
+        bundle = runtime.folder / "tls.pem"
+        tls.write_bundle(bundle)
+        os.environ |= {"SHOAL_TLS_BUNDLE": str(bundle), "SHOAL_TLS_BIND": f"{host}:{port}"}
     reaper = start_reaper(runtime)
     cluster = RayCluster(runtime, reaper)
     try:
-        _start(runtime, host, port, num_cpus, serve_options or {}, dashboard_port)
+        _start(runtime, inner_host, num_cpus, http_options, options, dashboard_port)
     except BaseException as error:
         cluster.stop(grace_s=0.0)
         if isinstance(error, Exception):
@@ -99,8 +111,8 @@ def start_ray(
 def _start(
     runtime: Runtime,
     host: str,
-    port: int,
     num_cpus: int,
+    http_options: dict[str, Any],
     serve_options: dict[str, Any],
     dashboard_port: int | None,
 ) -> None:
@@ -124,7 +136,7 @@ def _start(
         _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port}, **serve_options)
+    serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
 
 
 def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> None:

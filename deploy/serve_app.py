@@ -38,6 +38,7 @@ def build_ingress(args: dict[str, Any]) -> Application:
         policy=spec.policy,
         limits=Limits(max_body_bytes=spec.max_body_bytes),
         timeouts=Timeouts(replica_wait_s=spec.replica_wait_s, stall_s=spec.stall_timeout_s),
+        key_file=spec.api_keys_file,
     )
     return build_ingress_application(config, 1, spec.drain_timeout_s, spec.num_cpus)
 

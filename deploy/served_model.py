@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.config import application_name
-from deploy.preflight import check_length
+from deploy.preflight import check_length, text_files
 from deploy.settings import ServeSettings
 from router.config import ServedModelConfig
 from workers.checkpoint.model_config import read_model_config
@@ -19,7 +19,10 @@ def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedMod
     model = read_model_config(files)
     check_length(settings, files, model)
     max_model_len = settings.max_model_len or model.max_position_embeddings
-    name = settings.served_model_name or files.name
+    names = settings.served_names(files.name)
     return ServedModelConfig(
-        files=files, max_model_len=max_model_len, names=(name,), group=application_name(name)
+        files=text_files(settings, files),
+        max_model_len=max_model_len,
+        names=names,
+        group=application_name(names[0]),
     )

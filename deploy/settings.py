@@ -1,20 +1,25 @@
-"""All settings of a cluster on this machine, from flags, then environment (``SHOAL_...``), then defaults."""
+"""All settings of a cluster on this machine: from flags, then a file, then environment (``SHOAL_...``), then defaults.
+
+The one place: a field here is a flag of ``shoal serve``, a key of its configuration file and a variable. What
+stands under a field is its help.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from platformdirs import user_cache_dir
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from cluster.config import ReplicaConfig
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 
+Words = Annotated[tuple[str, ...], NoDecode]
 Policy = Literal["prefix", "least-load", "round-robin", "power-of-two", "longest-match", "consistent-hash"]
 
 
@@ -22,56 +27,104 @@ class ServeSettings(BaseSettings):
     """What ``shoal serve`` takes. Frozen: a changed setting is a new object."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
-    )
+        env_prefix="SHOAL_", frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )  # fmt: skip
 
     model: str | None = None
-    """A path, a hub id, or None for the demo model."""
-    served_model_name: str | None = None
-    """What clients call the model; None: its own name."""
+    """A folder, a .gguf file or a hub id; None: the demo model, SmolLM2-135M."""
+    served_model_name: Words = ()
+    """What clients call the model, the reported name first; may be given several times. None: its own name."""
+    tokenizer: Path | None = None
+    """A folder or .gguf file to take the tokenizer from; None: the model's."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
+    download_dir: Path | None = None
+    """Where models of the hub are kept; None: the hub's own cache."""
     host: str = "127.0.0.1"
     """Interface of every socket of the cluster."""
     port: int = Field(8000, ge=1, le=65535)
+    """Port of the OpenAI API."""
+    api_key: Words = ()
+    """A key that callers must show; may be given several times. Others see flags: better a file, or SHOAL_API_KEY."""
+    api_keys: Path | None = None
+    """A file of keys, one a line or YAML with limits; it is read again when it changes."""
+    allowed_origins: Words = ("*",)
+    """Web pages whose scripts may call the API (CORS); may be given several times."""
+    ssl_keyfile: Path | None = None
+    """Private key (PEM) of the certificate; with --ssl-certfile the API speaks HTTPS only."""
+    ssl_certfile: Path | None = None
+    """Certificate (PEM), with its chain."""
     replicas: int = Field(2, ge=1, le=1024)
+    """Copies of the model, each with its own engine."""
     ingress_replicas: int = Field(1, ge=1, le=64)
+    """HTTP processes."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
+    """Ranks that share one replica's model."""
     max_model_len: int | None = Field(None, ge=1)
+    """Most tokens of prompt and output; None: what the model takes."""
     max_num_seqs: int | None = Field(None, ge=1, le=4096)
     """Most requests in a step; None: 256 on a GPU, 64 on a CPU."""
     max_num_batched_tokens: int | None = Field(None, ge=16, le=1 << 20)
     """Most tokens in a step; None: 16384 on a GPU, 1024 on a CPU."""
     block_size: Literal[16, 32, 64] = 16
+    """Tokens of a KV block."""
     enable_prefix_caching: bool = True
+    """Keep the blocks of prompts for others that begin alike."""
+    enable_chunked_prefill: bool = True
+    """Accepted for compatibility: long prompts are always computed in portions beside decoding requests."""
+    num_scheduler_steps: int | None = Field(None, ge=1)
+    """Accepted for compatibility: each step is planned while the one before it runs."""
+    max_logprobs: int = Field(20, ge=0, le=1000)
+    """Most alternatives of a token that a request may ask for."""
     num_gpu_blocks_override: int | None = Field(None, ge=2)
     """KV blocks of a rank, on GPU or CPU; None: as many as the memory holds."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """KV memory of a rank on a CPU."""
+    """KV memory of a rank on a CPU, GiB."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory to use."""
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
+    """How weights are stored; dummy: random ones."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Numbers of weights, activations and KV."""
     quantization: str | None = None
     """None: as the checkpoint stores weights; fp8, int8 and int4 quantize full ones at load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks compute; auto: on GPUs where there are any."""
     seed: int = Field(0, ge=0)
+    """Of random weights."""
     cpu_threads: int | None = Field(None, ge=1)
     """Threads of a rank on a CPU; None: its share of the cores."""
     policy: Policy = "prefix"
+    """How requests are placed on replicas."""
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    """Longest request body."""
     stall_timeout_s: float = Field(60.0, gt=0)
+    """A replica without a step for so long while work waits counts as stuck."""
     drain_timeout_s: float = Field(60.0, ge=0)
+    """Time for the requests of a replica that is taken away, before they go on elsewhere."""
     replica_wait_s: float = Field(120.0, gt=0)
     """How long a request waits for a replica where none is there, before a 503."""
     haproxy: bool = sys.platform == "linux"
     """Put HAProxy before the ingress; without it Ray Serve's own proxy stands there."""
     cache_dir: Path = Path(user_cache_dir("shoal"))
+    """Where the demo model is kept."""
     hub_endpoint: str | None = None
-    """None: ``HF_ENDPOINT``, else the Hugging Face hub."""
+    """Address of the model hub; None: HF_ENDPOINT, else the Hugging Face hub."""
     offline: bool = False
+    """Never ask a network for a model."""
     record_trace: Path | None = None
     """A folder in which each ingress writes down arrivals, lengths and block hashes; None: nothing is recorded."""
     scripted: bool = False
     """Serve tokens by formula instead of a model, to measure everything else."""
     scripted_step_s: float = Field(0.0, ge=0)
+    """Duration of a step then."""
+
+    @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        """A list, or words between commas, as a variable holds them."""
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("host")
     @classmethod
@@ -81,14 +134,32 @@ class ServeSettings(BaseSettings):
         return host
 
     @property
+    def notes(self) -> list[str]:
+        """What is worth knowing of settings that are accepted and change nothing."""
+        notes = []
+        if self.num_scheduler_steps is not None:
+            notes.append(
+                "--num-scheduler-steps has no effect: each step is planned while the one before it runs"
+            )
+        if not self.enable_chunked_prefill:
+            notes.append("--no-enable-chunked-prefill has no effect: long prompts are computed in portions")
+        return notes
+
+    @property
     def source(self) -> ModelSource:
         """Where models are looked for."""
         return ModelSource(
             cache_dir=self.cache_dir,
             hub_endpoint=self.hub_endpoint or os.environ.get("HF_ENDPOINT"),
             hub_token=os.environ.get("HF_TOKEN"),
+            revision=self.revision,
+            hub_cache_dir=self.download_dir,
             offline=self.offline or os.environ.get("HF_HUB_OFFLINE") == "1",
         )
+
+    def served_names(self, name: str) -> tuple[str, ...]:
+        """What clients may call a model whose own name is ``name``, the reported name first."""
+        return self.served_model_name or (name,)
 
     @property
     def device_name(self) -> str:
@@ -115,7 +186,7 @@ class ServeSettings(BaseSettings):
         max_num_seqs, max_num_batched_tokens = self.step_limits
         return ReplicaConfig(
             model=model_path,
-            served_name=self.served_model_name or name,
+            served_name=self.served_names(name)[0],
             source=self.source,
             tensor_parallel_size=self.tensor_parallel_size,
             max_model_len=self.max_model_len,
@@ -132,7 +203,7 @@ class ServeSettings(BaseSettings):
             device=self.device_name,
             seed=self.seed,
             num_threads=self.cpu_threads or self._thread_share,
-            host=self.host,
+            host=self.host if self.ssl_certfile is None else "127.0.0.1",
             stall_timeout_s=self.stall_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             scripted=self.scripted,

@@ -35,6 +35,8 @@ from router.openai.responses import answer_response
 from router.openai.responses_schema import ResponsesBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from router.tenancy.door import DoorMiddleware
+from router.tenancy.key_source import KeySource
 from workers.engine.errors import ShoalError
 
 EXPOSED_HEADERS = [
@@ -148,6 +150,8 @@ def build_app(
     app.add_exception_handler(RequestValidationError, errors.answer_bad_query)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.sleep = sleep
+    source = KeySource(ingress.config.keys, ingress.config.key_file, time.monotonic)
+    app.add_middleware(DoorMiddleware, source=source)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=ingress.config.allowed_origins,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from router.tenancy.keys import KeyRing
 from workers.checkpoint.source import ModelFiles
 
 
@@ -76,6 +77,10 @@ class IngressConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
     allowed_origins: tuple[str, ...] = ("*",)
     """Web pages whose scripts may call the API from a browser (CORS); no cookies are involved."""
+    keys: KeyRing | None = None
+    """Keys of which callers must show one; None: everybody may call, unless ``key_file`` is set."""
+    key_file: Path | None = None
+    """Further keys, in a file that is read again when it changes."""
     max_index_hashes: int = 8_000_000
     """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""
     trace_folder: Path | None = None

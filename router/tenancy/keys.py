@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -28,6 +29,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from workers.engine.errors import InvalidRequest
+
+_PLAIN_KEY = re.compile(r"[^\s:{}\[\],\"'-][^\s:{}\[\],\"']*")
+"""A line that is a key and no YAML of any meaning."""
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", to_lower=True)]
 
@@ -98,6 +102,10 @@ def parse_keys(text: str) -> KeyRing:
     Raises:
         InvalidRequest: what is wrong and at which key; no key's value is in the message.
     """
+    lines = [line.strip() for line in text.splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if keys and all(map(_PLAIN_KEY.fullmatch, keys)):
+        return ring_of_keys(keys)
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -105,8 +113,9 @@ def parse_keys(text: str) -> KeyRing:
         where = f" at line {mark.line + 1}" if mark else ""
         raise InvalidRequest(f"the key file is no YAML{where}", "api_keys") from None
     if not isinstance(content, dict):
-        lines = [line.strip() for line in text.splitlines()]
-        return ring_of_keys(line for line in lines if line and not line.startswith("#"))
+        raise InvalidRequest(
+            "the key file holds neither a list 'keys' nor plain keys, one a line", "api_keys"
+        )
     try:
         parsed = _File.model_validate(content)
     except ValidationError as error:

@@ -22,6 +22,7 @@ from router.membership import Membership, StaticMembership
 from router.openai.heartbeat import Sleep
 from router.replica_set import ReplicaSet
 from router.scripted_replica import Script, ScriptedReplica
+from router.tenancy.keys import KeyRing
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import Vocabulary, byte_level_bytes
 
@@ -138,6 +139,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         membership: Membership | None = None,
         trace_folder: Path | None = None,
         sleep: Sleep = asyncio.sleep,
+        keys: KeyRing | None = None,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -149,6 +151,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
             ),
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),
+            keys=keys,
             trace_folder=trace_folder,
         )
         ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary)

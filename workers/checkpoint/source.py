@@ -60,6 +60,10 @@ class ModelSource:
     hub_endpoint: str | None = None
     """None: the hub's default."""
     hub_token: str | None = None
+    revision: str | None = None
+    """Branch, tag or commit on the hub; None: its main branch."""
+    hub_cache_dir: Path | None = None
+    """Where the hub's files are kept; None: the hub's own default."""
     offline: bool = False
     """Never ask a network."""
     use_package_index: bool = True
@@ -193,6 +197,8 @@ def _from_hub(model: str, source: ModelSource, progress: Progress) -> Path:
             model,
             endpoint=source.hub_endpoint,
             token=source.hub_token,
+            revision=source.revision,
+            cache_dir=source.hub_cache_dir,
             allow_patterns=_HUB_PATTERNS,
             local_files_only=source.offline,
         )

@@ -1,0 +1,130 @@
+"""The flags of ``shoal serve``, made from the fields of ``ServeSettings``: names, help and groups.
+
+What a flag may hold is checked by the settings alone, so that flags, file and environment fail alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+
+from deploy.settings import ServeSettings, Words
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Model": (
+        "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization", "max_model_len",
+        "seed", "cache_dir", "hub_endpoint", "offline",
+    ),
+    "Endpoint": (
+        "host", "port", "api_key", "api_keys", "ssl_keyfile", "ssl_certfile", "allowed_origins", "max_logprobs",
+        "max_body_bytes", "haproxy", "ingress_replicas",
+    ),
+    "Replicas": (
+        "replicas", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",
+        "stall_timeout_s", "drain_timeout_s", "record_trace",
+    ),
+    "Engine": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_scheduler_steps"),
+    "Memory": (
+        "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size",
+        "enable_prefix_caching",
+    ),
+}  # fmt: skip
+"""Panels of ``--help``; a field that stands in none is shown under "Further"."""
+
+_SHORT = {"tensor_parallel_size": "-tp"}
+_HIDDEN = ("scripted", "scripted_step_s")
+
+Serve = Callable[[dict[str, object]], None]
+
+
+def with_flags(serve: Serve) -> Callable[..., None]:
+    """A command that collects what was given on the command line and hands it to ``serve``, by setting's name."""
+
+    def command(**given: Any) -> None:
+        serve({name: value for name, value in given.items() if value not in (None, [])})
+
+    parameters = [_parameter("model", Annotated[str | None, typer.Argument(help=_help("model"))])]
+    parameters.append(
+        _parameter(
+            "config",
+            Annotated[
+                Path | None,
+                typer.Option(
+                    help="YAML file of settings, keys as flags without the dashes; flags go before it."
+                ),
+            ],
+        )
+    )
+    for name in _in_order():
+        parameters.append(_parameter(name, _option(name)))
+    command.__doc__ = serve.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _in_order() -> list[str]:
+    grouped = [name for names in GROUPS.values() for name in names]
+    rest = [name for name in ServeSettings.model_fields if name not in grouped and name != "model"]
+    return [*grouped, *rest]
+
+
+def _option(name: str) -> Any:
+    """The annotation of one flag. All but switches are words to the parser: settings say what they may be."""
+    flag = "--" + name.replace("_", "-")
+    panel = next((panel for panel, names in GROUPS.items() if name in names), "Further")
+    field = ServeSettings.model_fields[name]
+    hidden = name in _HIDDEN
+    if field.annotation is bool:
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}", help=_help(name), rich_help_panel=panel, hidden=hidden
+        )
+        return Annotated[bool | None, option]
+    names = [flag, _SHORT[name]] if name in _SHORT else [flag]
+    option = typer.Option(
+        *names, help=_help(name), rich_help_panel=panel, hidden=hidden, metavar=_metavar(field)
+    )
+    return Annotated[list[str] | None if _is_words(field) else str | None, option]
+
+
+def _help(name: str) -> str:
+    """What stands under the field, and its default where that is not said by "None: ..."."""
+    field = ServeSettings.model_fields[name]
+    text = (
+        " ".join((field.description or "").split())
+        .replace("; None:", ". Default:")
+        .replace("None:", "Default:")
+    )
+    default = field.default
+    if default in (None, ()):
+        return text
+    shown = {True: "on", False: "off"}.get(default) if isinstance(default, bool) else None
+    shown = shown or (",".join(default) if isinstance(default, tuple) else str(default))
+    return f"{text} Default: {shown}."
+
+
+def _is_words(field: FieldInfo) -> bool:
+    return field.annotation == typing.get_args(Words)[0]
+
+
+def _metavar(field: FieldInfo) -> str:
+    """What to write behind the flag: the choices, or the kind of value."""
+    kinds = [field.annotation]
+    if isinstance(field.annotation, types.UnionType):
+        kinds = [kind for kind in typing.get_args(field.annotation) if kind is not types.NoneType]
+    if typing.get_origin(kinds[0]) is typing.Literal:
+        return "|".join(str(choice) for choice in typing.get_args(kinds[0]))
+    if _is_words(field):
+        return "TEXT"
+    return {int: "N", float: "NUMBER", Path: "PATH"}.get(kinds[0], "TEXT")  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""Flags, configuration file and variables say the same things under the same names."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import cli
+from deploy.config_file import read_config
+from deploy.flags import GROUPS
+from deploy.settings import ServeSettings, make_settings
+from workers.engine.errors import InvalidRequest
+
+VLLM_FLAGS = (
+    *("--host", "--port", "--api-key", "--served-model-name", "--tensor-parallel-size", "--max-model-len"),
+    *("--gpu-memory-utilization", "--dtype", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"),
+    *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--seed"),
+    *("--tokenizer", "--revision", "--load-format", "--download-dir", "--max-logprobs", "--ssl-keyfile"),
+    *("--ssl-certfile", "--num-scheduler-steps"),
+)
+
+
+def shown_help() -> str:
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(
+        cli.app, ["serve", "--help"]
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_shows_vllms_flags_in_groups() -> None:
+    text = shown_help()
+
+    assert [flag for flag in VLLM_FLAGS if not re.search(rf"{flag}\b", text)] == []
+    for group in GROUPS:
+        assert f"─ {group} ─" in text
+    assert "--scripted" not in text
+
+
+def test_every_group_names_settings_and_every_setting_has_its_help() -> None:
+    named = [name for names in GROUPS.values() for name in names]
+
+    assert len(named) == len(set(named))
+    assert set(named) <= set(ServeSettings.model_fields)
+    assert [name for name, field in ServeSettings.model_fields.items() if not field.description] == []
+
+
+def test_an_unknown_flag_is_told_the_nearest() -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["serve", "--max-num-sqs", "4"])
+
+    assert result.exit_code == 2
+    assert "--max-num-seqs" in result.output
+
+
+def given_to_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServeSettings:
+    """What a command line comes to, stopped before anything starts."""
+    found: list[ServeSettings] = []
+
+    class Stopped(Exception):
+        pass
+
+    def stop(settings: ServeSettings) -> None:
+        found.append(settings)
+        raise Stopped
+
+    monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda stopped: None)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    monkeypatch.setattr(sys, "argv", ["shoal", "serve", *arguments])
+    with pytest.raises(Stopped):
+        cli.main()
+    return found[0]
+
+
+def test_a_command_line_becomes_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = given_to_settings(
+        monkeypatch, "some/model", "--max_model_len", "300", "-tp", "2", "--no-enable-prefix-caching",
+        "--served-model-name", "a", "--served-model-name=b", "--api-key", "k1,k2",
+    )  # fmt: skip
+
+    assert (settings.model, settings.max_model_len, settings.tensor_parallel_size) == ("some/model", 300, 2)
+    assert settings.enable_prefix_caching is False
+    assert settings.served_names("x") == ("a", "b")
+    assert settings.replicas == 2
+
+
+def test_flags_go_before_the_file_and_the_file_before_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "shoal.yaml"
+    path.write_text("model: from/file\nmax-model-len: 100\nport: 9001\nserved_model_name: [x, y]\n")
+    monkeypatch.setenv("SHOAL_PORT", "9002")
+    monkeypatch.setenv("SHOAL_REPLICAS", "3")
+    monkeypatch.setenv("SHOAL_API_KEY", "sk-one,sk-two")
+
+    settings = given_to_settings(monkeypatch, "--config", str(path), "--max-model-len", "200")
+
+    assert (settings.model, settings.max_model_len, settings.port) == ("from/file", 200, 9001)
+    assert (settings.replicas, settings.served_model_name) == (3, ("x", "y"))
+    assert settings.api_key == ("sk-one", "sk-two")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max-modl-len: 3", "did you mean max-model-len?"),
+        ("- a\n- b", "no mapping"),
+        ("a: [", r"no YAML \(line"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "shoal.yaml"
+    path.write_text(text)
+
+    with pytest.raises(InvalidRequest, match=says):
+        read_config(path)
+
+
+def test_what_has_no_effect_is_noted() -> None:
+    assert make_settings().notes == []
+    (note,) = make_settings(num_scheduler_steps="8").notes
+    assert "--num-scheduler-steps has no effect" in note
