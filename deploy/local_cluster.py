@@ -14,7 +14,7 @@ import httpx
 from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
-from deploy.preflight import check_cluster, text_files
+from deploy.preflight import check_cluster
 from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
