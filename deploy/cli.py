@@ -6,16 +6,17 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from deploy.bench.cli import app as bench
+from deploy.client_commands import chat, complete, run_batch
 from deploy.console import console, print_error
 from deploy.deploy_command import deploy
 from deploy.fetch_command import fetch
 from deploy.flags import with_flags
+from deploy.generate_command import generate
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -67,60 +68,10 @@ def serve(given: dict[str, object]) -> None:
 app.command(name="serve")(with_flags(serve))
 
 
-@app.command()
-def chat(
-    url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str | None, typer.Option(help="Which model. (default: the first served)")] = None,
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="If the endpoint wants one.")
-    ] = None,
-) -> None:
-    """Talk with a served model in the terminal."""
-    from deploy.chat import Chat
-    from deploy.client import Client
-
-    client = Client(url, api_key)
-    Chat(client, model or client.first_model(), system, max_tokens, temperature).run()
-
-
-@app.command()
-def generate(
-    prompt: Annotated[list[str], typer.Argument(help="One or more prompts.")],
-    model: Annotated[
-        str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
-    ] = None,
-    is_chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="For the same random numbers each time.")] = None,
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp")] = 1,
-    max_model_len: Annotated[int | None, typer.Option()] = None,
-    dtype: Annotated[str, typer.Option()] = "auto",
-    quantization: Annotated[str | None, typer.Option(help="fp8, int8 or int4.")] = None,
-    load_format: Annotated[str, typer.Option()] = "auto",
-) -> None:
-    """Complete prompts in this process, without a server."""
-    from shoal import LLM, SamplingParams
-
-    llm = LLM(
-        model,
-        tensor_parallel_size=tensor_parallel_size,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        quantization=quantization,
-        load_format=load_format,
-    )
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    if is_chat:
-        outputs = llm.chat([[{"role": "user", "content": one}] for one in prompt], params, use_tqdm=False)
-    else:
-        outputs = llm.generate(list(prompt), params, use_tqdm=False)
-    for output in outputs:
-        typer.echo(output.outputs[0].text)
-    llm.close()
+app.command()(chat)
+app.command()(complete)
+app.command()(generate)
+app.command()(run_batch)
 
 
 class _Interrupted(BaseException):

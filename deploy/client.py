@@ -41,12 +41,29 @@ class Client:
             ClientError: the request was refused, or the stream broke off.
         """
         body = {"model": model, "messages": messages, "stream": True, **options}
+        for choice in self._stream("/chat/completions", body):
+            if content := choice["delta"].get("content"):
+                yield content
+
+    def stream_completion(self, model: str, prompt: str, **options: Any) -> Iterator[str]:
+        """Pieces of what follows the prompt, as they come.
+
+        Raises:
+            ClientError: the request was refused, or the stream broke off.
+        """
+        for choice in self._stream(
+            "/completions", {"model": model, "prompt": prompt, "stream": True, **options}
+        ):
+            if choice["text"]:
+                yield choice["text"]
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
-            with self._http.stream("POST", f"{self._url}/chat/completions", json=body) as answer:
+            with self._http.stream("POST", self._url + path, json=body) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     raise ClientError(_message_of(answer))
-                yield from _deltas(answer)
+                yield from _choices(answer)
         except httpx.HTTPError as error:
             raise ClientError(f"{self._url}: {error}") from error
 
@@ -62,7 +79,7 @@ class Client:
         return answer.json()
 
 
-def _deltas(answer: httpx.Response) -> Iterator[str]:
+def _choices(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in answer.iter_lines():
         if not line.startswith("data: "):
             continue
@@ -72,9 +89,7 @@ def _deltas(answer: httpx.Response) -> Iterator[str]:
         event = json.loads(data)
         if "error" in event:
             raise ClientError(event["error"]["message"])
-        for choice in event["choices"]:
-            if content := choice["delta"].get("content"):
-                yield content
+        yield from event["choices"]
     raise ClientError("the stream broke off before its end")
 
 

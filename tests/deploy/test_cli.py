@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -74,6 +75,72 @@ def test_generate_prints_the_text_alone(demo_model: ModelFiles) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+def test_generate_reads_a_file_and_writes_one(demo_model: ModelFiles, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The capital of France is"}\n"One, two, three,"\n')
+
+    done = shoal(
+        "generate",
+        str(prompts),
+        "-o",
+        str(tmp_path / "out.jsonl"),
+        "--max-tokens",
+        "4",
+        "--max-model-len",
+        "64",
+    )
+
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert "Paris" in records[0]["text"]
+    assert records[1]["prompt"] == "One, two, three,"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_complete_goes_on_with_a_text(cluster: ServedCluster) -> None:
+    done = shoal(
+        "complete",
+        "The capital of France is",
+        "--url",
+        f"{cluster.url}/v1",
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_batch_file_is_answered(cluster: ServedCluster, tmp_path: Path) -> None:
+    body = {"model": cluster.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    lines = [
+        {"custom_id": "good", "method": "POST", "url": "/v1/completions", "body": body},
+        {"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": {**body, "temperature": 9}},
+        {
+            "custom_id": "vector",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": cluster.model, "input": "x"},
+        },
+    ]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
+
+    done = shoal(
+        "run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", f"{cluster.url}/v1"
+    )
+
+    assert done.returncode == 1  # one of them failed
+    found = {one["custom_id"]: one for one in map(json.loads, (tmp_path / "out").read_text().splitlines())}
+    assert "Paris" in found["good"]["response"]["body"]["choices"][0]["text"]
+    assert found["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    assert len(found["vector"]["response"]["body"]["data"][0]["embedding"]) == 576
 
 
 @pytest.mark.cluster

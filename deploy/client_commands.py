@@ -1,0 +1,109 @@
+"""Commands that speak with an endpoint: ``shoal chat``, ``shoal complete``, ``shoal run-batch``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.console import console
+
+if TYPE_CHECKING:
+    from deploy.batch import BatchSummary
+
+Url = Annotated[str, typer.Option(help="The endpoint.")]
+Model = Annotated[str | None, typer.Option(help="Which model. (default: the first served)")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="OPENAI_API_KEY", help="If the endpoint wants one.", show_default=False)
+]
+_URL = "http://127.0.0.1:8000/v1"
+
+
+def chat(
+    url: Url = _URL,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    api_key: ApiKey = None,
+) -> None:
+    """Talk with a served model in the terminal."""
+    from deploy.chat import Chat
+    from deploy.client import Client
+
+    client = Client(url, api_key)
+    Chat(client, model or client.first_model(), system, max_tokens, temperature).run()
+
+
+def complete(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to go on with; none: read it line by line.")
+    ] = None,
+    url: Url = _URL,
+    model: Model = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.7,
+    api_key: ApiKey = None,
+) -> None:
+    """Let a served model go on with a text, without a chat template."""
+    from deploy.client import Client
+
+    client = Client(url, api_key)
+    name = model or client.first_model()
+    for text in [prompt] if prompt is not None else _lines():
+        for piece in client.stream_completion(name, text, max_tokens=max_tokens, temperature=temperature):
+            typer.echo(piece, nl=False)
+        typer.echo()
+
+
+def run_batch(
+    input_file: Annotated[Path, typer.Option("--input-file", "-i", help="Requests, OpenAI's batch format.")],
+    output_file: Annotated[Path, typer.Option("--output-file", "-o", help="Where answers are written.")],
+    url: Url = _URL,
+    model: Annotated[
+        str | None, typer.Option(help="Serve this model for the batch, instead of asking --url.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests under way at once.")] = 64,
+    api_key: ApiKey = None,
+) -> None:
+    """Answer a file of requests: one JSON object a line in, one a line out, in the order they end."""
+    from deploy.batch import read_batch, run
+
+    requests = read_batch(input_file)
+    if model is None:
+        summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
+    else:
+        summary = _served(model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency)))
+    console.print(f"{summary.num_answered} answered, {summary.num_failed} failed: {output_file}")
+    if summary.num_failed:
+        raise typer.Exit(1)
+
+
+def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
+    """Run ``use`` on an endpoint of a cluster that is started for it and stopped after it."""
+    from deploy.local_cluster import start_local_cluster
+    from deploy.runtime import find_free_ports
+    from deploy.settings import make_settings
+
+    (port,) = find_free_ports("127.0.0.1", 1, 8100)
+    cluster = start_local_cluster(make_settings(model=model, port=port, replicas=1))
+    try:
+        return use(f"{cluster.url}/v1")
+    finally:
+        cluster.stop()
+
+
+def _lines() -> Iterator[str]:
+    """What is typed or piped in, line by line."""
+    while True:
+        try:
+            line = console.input("[bold cyan]text ›[/bold cyan] ")
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line.strip():
+            yield line

@@ -1,0 +1,99 @@
+"""Batch files in OpenAI's format: checked whole before anything is sent, answered line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.batch import BatchRequest, read_batch, run
+from workers.engine.errors import InvalidRequest
+
+
+def line(custom_id: str = "a", **changes: Any) -> str:
+    request = {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "m", "messages": []},
+    }
+    return json.dumps({**request, **changes})
+
+
+def test_a_file_of_requests_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(line("a") + "\n\n" + line("b", url="/v1/embeddings") + "\n")
+
+    assert [(one.custom_id, one.url) for one in read_batch(path)] == [
+        ("a", "/v1/chat/completions"),
+        ("b", "/v1/embeddings"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no requests"),
+        ("{", "line 1: no JSON"),
+        (line() + "\n[]", "line 2: a request is an object"),
+        (line(custom_id=3), "custom_id must be text"),
+        (line(url="/v1/files"), "not served in batches"),
+        (line(method="GET"), "not served in batches"),
+        (line(body={"stream": True}), "stream has no meaning"),
+        (line() + "\n" + line(), "two requests with custom_id 'a'"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+
+    with pytest.raises(InvalidRequest, match=says):
+        read_batch(path)
+
+
+async def answers(
+    tmp_path: Path, handler: Callable[[httpx.Request], httpx.Response], num_requests: int
+) -> Any:
+    requests = [BatchRequest(str(i), "/v1/completions", {"prompt": str(i)}) for i in range(num_requests)]
+    path = tmp_path / "out.jsonl"
+    transport = httpx.MockTransport(handler)
+    summary = await run(requests, path, "http://shoal/v1", "sk-key", 3, transport)
+    return summary, {record["custom_id"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+async def test_every_request_has_its_answer(tmp_path: Path) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert request.url == "http://shoal/v1/completions"
+        assert request.headers["authorization"] == "Bearer sk-key"
+        prompt = json.loads(request.content)["prompt"]
+        status = 400 if prompt == "3" else 200
+        return httpx.Response(status, json={"echo": prompt}, headers={"x-request-id": f"r{prompt}"})
+
+    summary, found = await answers(tmp_path, handler, 10)
+
+    assert (summary.num_answered, summary.num_failed) == (9, 1)
+    assert found["7"]["response"] == {"status_code": 200, "request_id": "r7", "body": {"echo": "7"}}
+    assert found["3"]["response"]["status_code"] == 400
+    assert len(found) == 10
+
+
+async def test_a_full_queue_is_tried_again_and_a_dead_server_is_told(tmp_path: Path) -> None:
+    tries: dict[str, int] = {}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        prompt = json.loads(request.content)["prompt"]
+        tries[prompt] = tries.get(prompt, 0) + 1
+        if prompt == "1":
+            raise httpx.ConnectError("nobody there")
+        return httpx.Response(429 if tries[prompt] == 1 else 200, json={})
+
+    summary, found = await answers(tmp_path, handler, 2)
+
+    assert tries["0"] == 2
+    assert found["0"]["response"]["status_code"] == 200
+    assert found["1"]["error"] == {"code": "unreachable", "message": "nobody there"}
+    assert (summary.num_answered, summary.num_failed) == (1, 1)
