@@ -19,8 +19,8 @@ from deploy.settings import ServeSettings, Words
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
-        "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization", "max_model_len",
-        "seed", "cache_dir", "hub_endpoint", "offline",
+        "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization",
+        "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
     ),
     "Endpoint": (
         "host", "port", "api_key", "api_keys", "ssl_keyfile", "ssl_certfile", "allowed_origins", "max_logprobs",
