@@ -147,6 +147,9 @@ def output_to_wire(output: TokenOutput, request_id: str) -> pb.TokenOutput:
             message.is_user_error = output.is_user_error
     if output.num_cached_tokens is not None:
         message.num_cached_tokens = output.num_cached_tokens
+        message.num_host_cached_tokens = output.num_host_cached_tokens
+    if output.waited_s is not None:
+        message.waited_s = output.waited_s
     if output.logprobs is not None:
         message.logprobs.extend(
             pb.TokenLogprobs(
@@ -171,6 +174,8 @@ def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
         error_param=message.error_param or None,
         is_user_error=message.is_user_error,
         pooled=message.pooled or None,
+        waited_s=message.waited_s if message.HasField("waited_s") else None,
+        num_host_cached_tokens=message.num_host_cached_tokens,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.proto import shoal_pb2 as pb
+from router.explanation import Course
 from router.journal import Journal, Loss, Prompt
 from router.replica_set import ReplicaSet
 from router.text.detokenizer import Detokenizer, TokenTable
@@ -51,6 +52,7 @@ class Choice:
         "_detokenizer",
         "_mailbox",
         "_stops",
+        "course",
         "finish_reason",
         "index",
         "journal",
@@ -68,6 +70,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the model's own end."""
         self.num_cached_tokens: int | None = None
+        self.course = Course()
         self.pooled = b""
         """The prompt's vector, float32 little-endian, where ``params.pooling`` asked for one."""
         self._detokenizer = Detokenizer(table, skip_special_tokens=text.skip_special_tokens)
@@ -92,6 +95,9 @@ class Choice:
             return False
         if self.num_cached_tokens is None and output.HasField("num_cached_tokens"):
             self.num_cached_tokens = output.num_cached_tokens
+            self.course.first_s = asyncio.get_running_loop().time()
+            self.course.waited_s = output.waited_s
+            self.course.num_host_cached_tokens = output.num_host_cached_tokens
         if output.pooled:
             self.pooled = output.pooled
         token_ids = output.token_ids
@@ -111,6 +117,7 @@ class Choice:
                 self._finish(FinishReason.STOP, "", deltas)
                 return not output.finish_reason
         if output.finish_reason:
+            self.course.num_preemptions = output.num_preemptions
             if stop_token_id in self.journal.params.stop_token_ids:
                 self.stop_reason = stop_token_id
             self.end(output.finish_reason, deltas)
@@ -133,6 +140,7 @@ class Choice:
 
     def _finish(self, reason: str, text: str, deltas: list[Delta]) -> None:
         self.finish_reason = str(reason)
+        self.course.last_s = asyncio.get_running_loop().time()
         deltas.append(Delta(self, text, None, None, self.finish_reason))
 
 
@@ -197,7 +205,7 @@ class Generation:
             for i, (prompt, choice) in enumerate((p, c) for p in prompts for c in params)
         ]
         self._replicas = replicas
-        self._arrival_s = arrival_s
+        self.arrival_s = arrival_s
         self._recorder = recorder
         self._unplaced: list[Choice] = []
         self._queued: deque[Choice] = deque()
@@ -239,7 +247,7 @@ class Generation:
         self._queued.extend(self.choices[MAX_AT_ONCE:])
         for choice in self.choices[:MAX_AT_ONCE]:
             if choice.finish_reason is None:
-                await self._replicas.place_or_wait(choice.journal, choice, self._arrival_s)
+                await self._replicas.place_or_wait(choice.journal, choice, self.arrival_s)
 
     async def next(self) -> list[Delta]:
         """What has come since the last call, at least one delta; wait for it if need be.
@@ -270,7 +278,7 @@ class Generation:
             self._replicas.withdraw(choice.journal)
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            age_s = asyncio.get_running_loop().time() - self._arrival_s
+            age_s = asyncio.get_running_loop().time() - self.arrival_s
             for choice in self.choices:
                 recorder.note(choice.journal, age_s)
 
@@ -300,4 +308,4 @@ class Generation:
         if choice.journal.is_complete:
             choice.end(FinishReason.LENGTH, deltas)
             return
-        await self._replicas.place_or_wait(choice.journal, choice, self._arrival_s)
+        await self._replicas.place_or_wait(choice.journal, choice, self.arrival_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
+from router.explanation import Placement
 from router.placement.replica_view import ReplicaShape
 from workers.engine.block_hash import hash_block, hash_blocks
 from workers.engine.request import ChoiceParams, EngineRequest
@@ -58,6 +59,7 @@ class Journal:
         "num_suspect_losses",
         "output_token_ids",
         "params",
+        "placements",
         "prompt",
         "replica_id",
         "request_id",
@@ -75,6 +77,8 @@ class Journal:
         self.num_suspect_losses = 0
         """Replicas that broke under it in a row without a new token of its own: what kills a replica does so in
         its first step there, what gets ahead is a bystander, however many replicas it outlives."""
+        self.placements: list[Placement] = []
+        """Where it was sent, and why, in order."""
         self._attempt = 0
         self._num_tokens_at_loss = 0
 
@@ -105,6 +109,8 @@ class Journal:
             has_progressed = self.num_tokens > self._num_tokens_at_loss
             self.num_suspect_losses = 1 if has_progressed else self.num_suspect_losses + 1
             self._num_tokens_at_loss = self.num_tokens
+        if self.placements:
+            self.placements[-1].lost = loss.value
         self._attempt += 1
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:

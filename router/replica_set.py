@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.config import Limits, Timeouts
+from router.explanation import Placement
 from router.journal import Journal
 from router.membership import Members, Membership
 from router.placement.candidate import make_candidate, sibling_key
@@ -131,6 +132,7 @@ class ReplicaSet:
         view.book(journal.engine_id, journal.num_tokens - best.num_hit_tokens, hashes)
         self._placed[journal.engine_id] = stream
         journal.replica_id = view.replica_id
+        journal.placements.append(Placement(asyncio.get_running_loop().time(), ranked))
         self.counts.num_placed += 1
         self.counts.num_tokens += journal.num_tokens
         self.counts.num_hit_tokens += best.num_hit_tokens

@@ -216,6 +216,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         output = pb.TokenOutput(request_id=submit.request_id, token_ids=[token_id])
         if running.is_first:
             output.num_cached_tokens = 0
+            output.waited_s = 0.25
             running.is_first = False
         ends = () if params.ignore_eos else self.eos_token_ids
         if token_id in ends or token_id in params.stop_token_ids:

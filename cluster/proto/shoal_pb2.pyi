@@ -150,7 +150,7 @@ class Step(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "waited_s", "num_host_cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,8 @@ class TokenOutput(_message.Message):
     ERROR_PARAM_FIELD_NUMBER: _ClassVar[int]
     IS_USER_ERROR_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: str
@@ -173,7 +175,9 @@ class TokenOutput(_message.Message):
     error_param: str
     is_user_error: bool
     pooled: bytes
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    waited_s: float
+    num_host_cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ..., waited_s: _Optional[float] = ..., num_host_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("sampled", "top_token_ids", "top_logprobs")

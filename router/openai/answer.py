@@ -11,6 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.explanation import explanation
 from router.generation import Delta, Generation
 from router.openai import sse
 from router.openai.errors import error_object, internal_error_object
@@ -69,9 +70,13 @@ class GenerationResponse(Response):
         self._is_stream = is_stream
         self._end_of_stream = end_of_stream
         self._error_event = error_event
+        self._is_explained = False
+        self._http_id = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
+        self._is_explained = _wants_explanation(scope)
+        self._http_id = scope.get("state", {}).get("request_id", "")
         if not self._is_stream:
             await unless_disconnected(receive, self._whole(send))
             return
@@ -86,7 +91,10 @@ class GenerationResponse(Response):
                 deltas = await generation.next()
                 self._timer.first_token()
                 encoder.collect(deltas)
-            body = orjson.dumps(encoder.whole(generation))
+            whole = encoder.whole(generation)
+            if self._is_explained:
+                whole["shoal"] = explanation(generation, self._http_id)
+            body = orjson.dumps(whole)
         finally:
             generation.close()
             self._timer.end(generation)
@@ -112,7 +120,17 @@ class GenerationResponse(Response):
                 events = b""
                 deltas = await generation.next()
             generation.close()
-            await writer.end(events + encoder.finish(generation) + self._end_of_stream)
+            events += encoder.finish(generation)
+            if self._is_explained:
+                events += sse.event(
+                    {
+                        "object": "shoal.explanation",
+                        "id": generation.request_id,
+                        "choices": [],
+                        "shoal": explanation(generation, self._http_id),
+                    }
+                )
+            await writer.end(events + self._end_of_stream)
         except ShoalError as error:
             if not writer.has_begun:
                 raise
@@ -126,6 +144,13 @@ class GenerationResponse(Response):
         finally:
             generation.close()
             self._timer.end(generation)
+
+
+def _wants_explanation(scope: Scope) -> bool:
+    """True if the request bears ``X-Shoal-Explain`` with anything but 0."""
+    return any(
+        name == b"x-shoal-explain" and value.strip() not in (b"", b"0") for name, value in scope["headers"]
+    )
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -80,6 +80,8 @@ def test_an_output_survives_the_wire() -> None:
         [TokenLogprobs(-0.5, [5], [-0.5]), TokenLogprobs(-1.5, [], [])],
         32,
         1,
+        waited_s=0.25,
+        num_host_cached_tokens=16,
     )
 
     assert wire.output_from_wire(wire.output_to_wire(output, "a")) == output

@@ -261,6 +261,7 @@ def _output(
         request.num_preemptions,
         waited_s=request.waited_s if is_first else None,
         pooled=pooled,
+        num_host_cached_tokens=request.num_host_cached_tokens if is_first else 0,
     )
 
 

@@ -31,6 +31,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """From taking up to the first step planned; set in the first output only."""
     pooled: bytes | None = None
     """The vector that ``ChoiceParams.pooling`` asked for, float32 little-endian."""
+    num_host_cached_tokens: int = 0
+    """Of ``num_cached_tokens``, brought back from the host."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,88 @@
+"""Why a request went where it went, and what became of it there: the answer to ``X-Shoal-Explain: 1``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from router.placement.candidate import Ranked
+
+if TYPE_CHECKING:
+    from router.generation import Choice, Generation
+
+
+@dataclass(slots=True)
+class Placement:
+    """One time that a request was sent to a replica."""
+
+    at_s: float
+    """On the event loop's clock."""
+    ranked: Sequence[Ranked]
+    """All candidates, best first: the first was taken."""
+    lost: str | None = None
+    """How the replica was lost to it; None if it was not."""
+
+
+@dataclass(slots=True)
+class Course:
+    """What a choice's outputs tell of its time at replicas; times on the event loop's clock."""
+
+    first_s: float | None = None
+    last_s: float | None = None
+    waited_s: float = 0.0
+    """At the first replica, before its first step."""
+    num_host_cached_tokens: int = 0
+    num_preemptions: int = 0
+    """At the last replica."""
+
+
+def explanation(generation: Generation, request_id: str) -> dict[str, Any]:
+    """All that is known of a generation that has ended."""
+    return {
+        "request_id": request_id,
+        "choices": [_choice(choice, generation.arrival_s) for choice in generation.choices],
+    }
+
+
+def _choice(choice: Choice, arrival_s: float) -> dict[str, Any]:
+    course, placements = choice.course, choice.journal.placements
+    num_cached = choice.num_cached_tokens or 0
+    first_s = course.first_s if course.first_s is not None else arrival_s
+    placed_s = placements[0].at_s if placements else arrival_s
+    return {
+        "index": choice.index,
+        "replica": choice.journal.replica_id,
+        "placements": [_placement(one, arrival_s) for one in placements],
+        "cached_tokens": {
+            "device": num_cached - course.num_host_cached_tokens,
+            "host": course.num_host_cached_tokens,
+        },
+        "placed_after_s": _seconds(placed_s - arrival_s),
+        "queue_s": _seconds(course.waited_s),
+        "prefill_s": _seconds(first_s - placed_s - course.waited_s),
+        "decode_s": _seconds((course.last_s or first_s) - first_s),
+        "num_preemptions": course.num_preemptions,
+        "num_migrations": max(0, len(placements) - 1),
+    }
+
+
+def _placement(placement: Placement, arrival_s: float) -> dict[str, Any]:
+    return {
+        "replica": placement.ranked[0].candidate.view.replica_id,
+        "after_s": _seconds(placement.at_s - arrival_s),
+        "candidates": [
+            {
+                "replica": one.candidate.view.replica_id,
+                "cost_s": _seconds(one.cost_s),
+                "predicted_cached_tokens": one.candidate.num_hit_tokens,
+            }
+            for one in placement.ranked
+        ],
+        "lost": placement.lost,
+    }
+
+
+def _seconds(value: float) -> float:
+    """To the microsecond; a clock read between two threads may seem to run backwards by less."""
+    return round(max(0.0, value), 6)
