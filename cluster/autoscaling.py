@@ -1,0 +1,130 @@
+"""How many replicas a model should have: seconds of work against targets, and what holds a decision back.
+
+Four figures, each a share of what a replica can take; the greatest decides. All are means over replicas, so
+times the number of replicas they say how many would do:
+
+*wait*: seconds of prefill work that queue, against half the target of time to first token (a request finds the
+mean queue before it, and its own prefill behind).
+*pace*: the predicted step at the present batch, against the target of time per output token.
+*work*: seconds of work that come in each second, cached tokens left out; from 1 on the queue grows for ever.
+*memory*: share of the KV blocks that running requests hold.
+
+Up at once as far as the figures say, since a queue only grows meanwhile; down one replica at a time, and only if
+the rest would stay clear of the bounds, after a delay that Ray Serve keeps (``downscale_delay_s``). Pure: no
+clock, no Ray.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+WORK_BOUND = 0.85
+"""Share of its time that a replica may be at work: at 0.85 an M/M/1 queue is 5.7 services long and doubles by 0.92."""
+MEMORY_BOUND = 0.9
+"""Share of KV blocks in use; beyond it running requests begin to be preempted."""
+SHRINK_SHARE = 0.7
+"""Of each bound, what the remaining replicas may come to when one is taken away: no swing up and down again."""
+
+
+_ROUNDING = 1e-9
+
+
+class ScaleContext(Protocol):
+    """What ``WorkPolicy`` reads of Ray Serve's ``AutoscalingContext``."""
+
+    target_num_replicas: int
+
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
+        """Means over the look-back period, by name and replica."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScaleTargets:
+    """What the model's users were promised, in seconds."""
+
+    ttft_s: float = 2.0
+    """Time to first token."""
+    tpot_s: float = 0.1
+    """Time per output token."""
+
+
+@dataclass(frozen=True)
+class ReplicaDemand:
+    """What one replica reports of itself (``Replica.record_autoscaling_stats``)."""
+
+    queued_work_s: float = 0.0
+    """Prefill seconds of what waits or is being prefilled, cached tokens left out."""
+    step_s: float = 0.0
+    """Predicted step at the present batch."""
+    step_base_s: float = 0.0
+    """Of it, what a step takes whatever its batch."""
+    work_share: float = 0.0
+    """Seconds of work done a second, over the last seconds."""
+    kv_used: float = 0.0
+    """Share of KV blocks that requests hold."""
+    num_requests: float = 0.0
+    """Running and waiting."""
+
+
+def wanted_replicas(demands: Sequence[ReplicaDemand], targets: ScaleTargets, num_target: int) -> int:
+    """How many replicas there should be, bounds and delays aside.
+
+    Args:
+        demands: of the replicas that run.
+        targets: what they are held to.
+        num_target: how many were asked for last; some of them may still be starting.
+    """
+    if not demands:
+        return num_target
+    needed = _needed(demands, targets)
+    grown = math.ceil(needed - _ROUNDING)
+    if grown > num_target:
+        return grown
+    if len(demands) < num_target:
+        return num_target  # what is starting will take its share
+    is_idle = not any(one.num_requests for one in demands)
+    if is_idle or (num_target > 1 and needed <= SHRINK_SHARE * (num_target - 1)):
+        return num_target - 1
+    return num_target
+
+
+class WorkPolicy:
+    """Ray Serve's autoscaling policy for a model's replicas; Serve adds bounds and delays."""
+
+    def __init__(self, ttft_s: float = ScaleTargets.ttft_s, tpot_s: float = ScaleTargets.tpot_s) -> None:
+        """Targets, as plain numbers since Serve hands them over as JSON."""
+        self._targets = ScaleTargets(ttft_s, tpot_s)
+
+    def __call__(self, context: ScaleContext) -> tuple[int, dict[str, Any]]:
+        """The number of replicas, and no state: what has to be remembered, Serve and the replicas remember."""
+        demands = demands_of(context.aggregated_metrics or {})
+        return wanted_replicas(demands, self._targets, context.target_num_replicas), {}
+
+
+def _needed(demands: Sequence[ReplicaDemand], targets: ScaleTargets) -> float:
+    """Replicas, in fractions, that the figures of ``demands`` would keep just at their bounds."""
+    wait = sum(one.queued_work_s for one in demands) / (targets.ttft_s / 2)
+    work = sum(one.work_share for one in demands) / WORK_BOUND
+    memory = sum(one.kv_used for one in demands) / MEMORY_BOUND
+    # A step's constant part is not shared by adding replicas; where it alone exceeds the target, nothing helps.
+    pace = sum(
+        (one.step_s - one.step_base_s) / (targets.tpot_s - one.step_base_s)
+        for one in demands
+        if one.step_base_s < targets.tpot_s
+    )
+    return max(wait, work, memory, pace)
+
+
+def demands_of(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaDemand]:
+    """Put Ray Serve's tables, one a figure with a value for each replica, into one value a replica."""
+    names = [field.name for field in fields(ReplicaDemand)]
+    replicas = {replica for name in names for replica in metrics.get(name, {})}
+    return [
+        ReplicaDemand(**{name: float(metrics.get(name, {}).get(replica, 0.0)) for name in names})
+        for replica in sorted(replicas, key=str)
+    ]
