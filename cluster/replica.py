@@ -11,8 +11,10 @@ import contextlib
 import logging
 import os
 import time
+from dataclasses import asdict
 
 from cluster.config import ReplicaConfig
+from cluster.demand import DemandMeter
 from cluster.group import RankGroup, host_address
 from cluster.progress import ProgressMonitor
 from cluster.proto import shoal_pb2 as pb
@@ -52,6 +54,7 @@ class Replica:
         await self._start_brain(engine_config, cost)
         await self._start_service(engine_config)
         self._monitor = ProgressMonitor(config.stall_timeout_s, time.monotonic())
+        self._demand = DemandMeter(self._service.load, time.monotonic())
         self._start(self._ping())
         logger.info("replica of %s is ready at %s", config.served_name, self._address)
 
@@ -145,10 +148,8 @@ class Replica:
             raise RuntimeError(complaint)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Seconds of prefill work that wait here, and the share of KV blocks in use."""
-        load = self._service.load
-        used = 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
-        return {"queued_work_s": load.cost.prefill_s(load.num_queued_tokens), "kv_used": used}
+        """This replica's demand, by the names of ``ReplicaDemand``."""
+        return asdict(self._demand.measure(self._service.load, time.monotonic()))
 
     async def __del__(self) -> None:
         """Drain, then end ranks and brain. Serve calls this after it has told the routers."""
