@@ -5,7 +5,9 @@ times the number of replicas they say how many would do:
 
 *wait*: seconds of prefill work that queue, against half the target of time to first token (a request finds the
 mean queue before it, and its own prefill behind).
-*pace*: the predicted step at the present batch, against the target of time per output token.
+*pace*: the time between two tokens of a request, against the target of time per output token. The share ``p`` of each
+second goes into prefill, so tokens come every ``(base + batch) / (1 - p)``; over ``m`` replicas, with sums ``B`` of the
+batches' parts and ``P`` of the shares, that is ``T`` where ``m = (B + T P) / (T - base)``.
 *work*: seconds of work that come in each second, cached tokens left out; from 1 on the queue grows for ever.
 *memory*: share of the KV blocks that running requests hold.
 
@@ -23,12 +25,16 @@ from typing import Any, Protocol
 
 WORK_BOUND = 0.85
 """Share of its time that a replica may be at work: at 0.85 an M/M/1 queue is 5.7 services long and doubles by 0.92."""
+PACE_BOUND = 0.8
+"""Share of the target of time per output token that the mean request may take, so that nearly all keep it."""
 MEMORY_BOUND = 0.9
 """Share of KV blocks in use; beyond it running requests begin to be preempted."""
 SHRINK_SHARE = 0.7
 """Of each bound, what the remaining replicas may come to when one is taken away: no swing up and down again."""
 
 
+IDLE_SHARE = 0.01
+"""Share of its time below which a replica has had no work lately."""
 _ROUNDING = 1e-9
 
 
@@ -65,6 +71,8 @@ class ReplicaDemand:
     """Of it, what a step takes whatever its batch."""
     work_share: float = 0.0
     """Seconds of work done a second, over the last seconds."""
+    prefill_share: float = 0.0
+    """Of it, prefill."""
     kv_used: float = 0.0
     """Share of KV blocks that requests hold."""
     num_requests: float = 0.0
@@ -87,10 +95,11 @@ def wanted_replicas(demands: Sequence[ReplicaDemand], targets: ScaleTargets, num
         return grown
     if len(demands) < num_target:
         return num_target  # what is starting will take its share
-    is_idle = not any(one.num_requests for one in demands)
-    if is_idle or (num_target > 1 and needed <= SHRINK_SHARE * (num_target - 1)):
-        return num_target - 1
-    return num_target
+    if num_target > 1:
+        return num_target - (needed <= SHRINK_SHARE * (num_target - 1))
+    # Counts are of a moment, and a moment between two requests is no rest: recent work counts as well.
+    is_idle = all(one.num_requests == 0 and one.work_share < IDLE_SHARE for one in demands)
+    return 0 if is_idle else 1
 
 
 class WorkPolicy:
@@ -112,10 +121,11 @@ def _needed(demands: Sequence[ReplicaDemand], targets: ScaleTargets) -> float:
     work = sum(one.work_share for one in demands) / WORK_BOUND
     memory = sum(one.kv_used for one in demands) / MEMORY_BOUND
     # A step's constant part is not shared by adding replicas; where it alone exceeds the target, nothing helps.
+    tpot_s = PACE_BOUND * targets.tpot_s
     pace = sum(
-        (one.step_s - one.step_base_s) / (targets.tpot_s - one.step_base_s)
+        (one.step_s - one.step_base_s + tpot_s * one.prefill_share) / (tpot_s - one.step_base_s)
         for one in demands
-        if one.step_base_s < targets.tpot_s
+        if one.step_base_s < tpot_s
     )
     return max(wait, work, memory, pace)
 

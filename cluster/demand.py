@@ -22,27 +22,31 @@ class DemandMeter:
     def __init__(self, load: Load, now_s: float) -> None:
         self._load = load
         self._now_s = now_s
-        self._work_share = 0.0
+        self._prefill_share = 0.0
+        self._decode_share = 0.0
 
     def measure(self, load: Load, now_s: float) -> ReplicaDemand:
         """The demand at ``now_s``, the work since the last call averaged into what came before."""
         elapsed_s = now_s - self._now_s
         if elapsed_s > 0:
             keep = exp(-elapsed_s / HORIZON_S)
-            self._work_share = keep * self._work_share + (1 - keep) * self._work_s(load) / elapsed_s
+            prefill_s, decode_s = self._work_s(load)
+            self._prefill_share = keep * self._prefill_share + (1 - keep) * prefill_s / elapsed_s
+            self._decode_share = keep * self._decode_share + (1 - keep) * decode_s / elapsed_s
             self._load, self._now_s = load, now_s
         cost = load.cost
         return ReplicaDemand(
             queued_work_s=cost.prefill_s(load.num_queued_tokens),
             step_s=cost.step_s(load.num_running, 0, load.num_context_tokens),
             step_base_s=cost.base_s,
-            work_share=self._work_share,
+            work_share=self._prefill_share + self._decode_share,
+            prefill_share=self._prefill_share,
             kv_used=1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0,
             num_requests=load.num_running + load.num_waiting,
         )
 
-    def _work_s(self, load: Load) -> float:
-        """Seconds of work done since the last load."""
+    def _work_s(self, load: Load) -> tuple[float, float]:
+        """Seconds of prefill and of decoding done since the last load."""
         before, cost = self._load, load.cost
         num_computed = (load.num_prompt_tokens - load.num_cached_tokens) - (
             before.num_prompt_tokens - before.num_cached_tokens
@@ -50,4 +54,4 @@ class DemandMeter:
         num_outputs = load.num_output_tokens - before.num_output_tokens
         num_context = load.num_context_tokens / max(1, load.num_running)
         per_output_s = cost.per_sequence_s + cost.per_context_token_s * num_context
-        return max(0, num_computed) * cost.per_token_s + max(0, num_outputs) * per_output_s
+        return max(0, num_computed) * cost.per_token_s, max(0, num_outputs) * per_output_s

@@ -1,6 +1,6 @@
 """Recorded requests: when each came, how long it was, which blocks of its prompt it shares. No text.
 
-Two formats, told apart by their first line, both JSON lines and gzip-compressed if the name ends in ``.gz``:
+Three formats, told apart by their first line, gzip-compressed if the name ends in ``.gz``. JSON lines:
 
 *Shoal's own*: a header ``{"format": "shoal-trace", "version": 1, "block_size": 16}``, then for each request
 ``{"arrival_s": 0.5, "num_prompt_tokens": 40, "num_output_tokens": 12, "block_hashes": ["<32 hex digits>", ...]}``
@@ -9,15 +9,19 @@ with one chained hash for each full block of the prompt.
 *Mooncake's* (https://github.com/kvcache-ai/Mooncake, FAST25-release/traces): ``{"timestamp": <ms>,
 "input_length": ..., "output_length": ..., "hash_ids": [...]}``, one id for each 512-token block, the last
 one possibly partial. An id stands for its block and all before it, as a chained hash does.
+
+*Azure's* (https://github.com/Azure/AzurePublicDataset, 2023) are tables with commas, ``TIMESTAMP,ContextTokens,
+GeneratedTokens``, and know nothing of common prefixes.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from datetime import UTC, datetime
+from itertools import chain, cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from workers.engine.errors import InvalidRequest
 
 FORMAT, VERSION = "shoal-trace", 1
 MOONCAKE_BLOCK_SIZE = 512
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TICK_SHARE = 0.5
 """Fewer distinct arrival times than this share of the requests: stamped in ticks, not when they came."""
 
@@ -60,6 +65,23 @@ class Trace:
     def at_rate(self, rate: float) -> Trace:
         """The same requests, ``rate`` times as fast."""
         return replace(self, requests=[replace(one, arrival_s=one.arrival_s / rate) for one in self.requests])
+
+    def repeated(self, span_s: float, rate_at: Callable[[float], float]) -> Trace:
+        """The requests over and over for ``span_s``, at time t ``rate_at(t)`` times as fast as they were recorded."""
+        if not self.requests or self.span_s <= 0:
+            raise ValueError("a trace to repeat must last a while")
+        requests: list[TraceRequest] = []
+        now_s, before_s = 0.0, 0.0
+        # The gap between the last request and the next round's first one: as long as a mean gap.
+        mean_gap_s = self.span_s / len(self.requests)
+        for one in cycle(self.requests):
+            gap_s = one.arrival_s - before_s if one.arrival_s >= before_s else mean_gap_s
+            before_s = one.arrival_s
+            now_s += gap_s / rate_at(now_s)
+            if now_s > span_s:
+                break
+            requests.append(replace(one, arrival_s=now_s))
+        return replace(self, requests=requests)
 
 
 def read_trace(path: Path) -> Trace:
@@ -119,7 +141,10 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
 
 def _parse(lines: Iterator[tuple[int, str]]) -> Trace:
     block_size, read, requests = MOONCAKE_BLOCK_SIZE, _mooncake_request, []
-    for number, line in lines:
+    first = next(lines, None)
+    if first is not None and first[1].strip() == AZURE_HEADER:
+        return _parse_azure(lines)
+    for number, line in chain([first] if first is not None else [], lines):
         try:
             fields = json.loads(line)
             if number == 1 and fields.get("format") == FORMAT:
@@ -135,6 +160,22 @@ def _parse(lines: Iterator[tuple[int, str]]) -> Trace:
         requests.append(one)
     requests.sort(key=lambda one: one.arrival_s)
     return Trace(block_size, _spread(requests) if read is _mooncake_request else requests)
+
+
+def _parse_azure(lines: Iterator[tuple[int, str]]) -> Trace:
+    requests = []
+    for number, line in lines:
+        try:
+            stamp, num_prompt_tokens, num_output_tokens = line.split(",")
+            # Python reads microseconds; the tables have one digit more.
+            arrival_s = datetime.fromisoformat(stamp[:26]).replace(tzinfo=UTC).timestamp()
+            one = TraceRequest(arrival_s, int(num_prompt_tokens), int(num_output_tokens), [])
+            if one.num_prompt_tokens < 1 or one.num_output_tokens < 0:
+                raise ValueError("a length is out of range")
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        requests.append(one)
+    return merge_traces([Trace(MOONCAKE_BLOCK_SIZE, requests)])
 
 
 def _mooncake_request(fields: dict[str, Any]) -> TraceRequest:

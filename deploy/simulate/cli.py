@@ -22,6 +22,8 @@ SHOWN = {
     "ttft_p50_s": "p50",
     "ttft_p99_s": "p99",
     "tpot_mean_s": "TPOT",
+    "slo_share": "in SLO",
+    "replica_hours": "hours",
     "cpu_s": "CPU",
 }
 """Figures in the table, and their headings; seconds all."""
@@ -40,6 +42,21 @@ def simulate(
     ingress_replicas: Annotated[
         int, typer.Option(min=1, max=256, help="Routers that do not talk; each places every n-th request.")
     ] = 1,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules to compare, separated by commas: `work` (Shoal's), `requests:N` (ongoing requests a replica), "
+            "`queue:N` (waiting requests a replica). --replicas are there at first."
+        ),
+    ] = None,
+    min_replicas: Annotated[int, typer.Option(min=1, help="With --autoscale.")] = 1,
+    max_replicas: Annotated[int, typer.Option(min=1, max=4096, help="With --autoscale.")] = 16,
+    start_s: Annotated[float, typer.Option(min=0, help="Seconds that a new replica takes to start.")] = 30.0,
+    downscale_delay_s: Annotated[
+        float, typer.Option(min=0, help="Seconds of less load before one goes.")
+    ] = 60.0,
+    target_ttft_s: Annotated[float, typer.Option(min=0.001, help="Promised time to first token.")] = 2.0,
+    target_tpot_s: Annotated[float, typer.Option(min=0.001, help="Promised time per output token.")] = 0.1,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first ones. [all]")] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Add the figures to the runs in this file.")
@@ -49,8 +66,10 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay TRACE in virtual time: the router's own policies and the engine's own scheduler, no GPU."""
+    from cluster.autoscaling import ScaleTargets
     from deploy.simulate.page import Run, render_page
     from deploy.simulate.replica_model import read_replica_model
+    from deploy.simulate.scaling import Scaler, ScaleSettings, read_rule
     from deploy.simulate.simulation import Simulation
     from deploy.simulate.summary import curves, summarize
     from router.trace import read_trace
@@ -63,6 +82,16 @@ def simulate(
     played = read_trace(trace).first(max_requests).at_rate(rate)
     if not played.requests:
         raise InvalidRequest(f"trace {trace} has no requests", "trace")
+    targets = ScaleTargets(target_ttft_s, target_tpot_s)
+    scale = ScaleSettings(
+        min_replicas=min_replicas,
+        max_replicas=max(max_replicas, replicas),
+        start_s=start_s,
+        down_delay_s=downscale_delay_s,
+        targets=targets,
+    )
+    rules = autoscale.split(",") if autoscale else [None]
+    makers = {rule: read_rule(rule) for rule in rules if rule is not None}
     settings: dict[str, Any] = {
         "trace": trace.name,
         "requests": len(played.requests),
@@ -70,15 +99,22 @@ def simulate(
         "replicas": replicas,
         "ingress_replicas": ingress_replicas,
         "replica_model": model.model_dump(),
+        **({"scale": asdict(scale)} if autoscale else {}),
     }
     about, figures, runs = environment(), [], []
+    num_places = scale.max_replicas if autoscale else replicas
     for name in names:
-        started_s = time.process_time()
-        result = Simulation(played, model, POLICIES[name], replicas, ingress_replicas).run()
-        cpu_s = round(time.process_time() - started_s, 1)
-        run = Run(name, summarize(result, replicas), curves(result, replicas))
-        runs.append(run)
-        figures.append({"policy": name, **asdict(run.summary), "cpu_s": cpu_s})
+        for rule in rules:
+            started_s = time.process_time()
+            scaler = Scaler(makers[rule], scale) if rule is not None else None
+            result = Simulation(played, model, POLICIES[name], replicas, ingress_replicas, scaler).run()
+            cpu_s = round(time.process_time() - started_s, 1)
+            label = name if rule is None else f"{name}, {rule}" if len(names) > 1 else rule
+            run = Run(label, summarize(result, num_places, targets), curves(result, num_places))
+            runs.append(run)
+            figures.append(
+                {"policy": name, "autoscale": rule, "name": label, **asdict(run.summary), "cpu_s": cpu_s}
+            )
     title = f"{trace.name} at {rate:g} times its rate on {replicas} replicas ({model.kind})"
     _show(title, figures)
     if json_path is not None:
@@ -91,7 +127,7 @@ def simulate(
 def _show(title: str, figures: list[dict[str, Any]]) -> None:
     table = Table("policy", *SHOWN.values(), title=title)
     for one in figures:
-        table.add_row(one["policy"], *(f"{one[name]:.4g}" for name in SHOWN))
+        table.add_row(one["name"], *(f"{one[name]:.4g}" for name in SHOWN))
     console.print(table)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.simulate.messages import Report, SimulatedRequest
@@ -26,20 +25,26 @@ class SimulatedIngress:
     def __init__(self, policy: Policy, shape: ReplicaShape, num_replicas: int) -> None:
         self.policy = policy
         self.index = PrefixIndex()
-        self.views: Sequence[ReplicaView] = [
-            ReplicaView(f"replica-{number:04}", shape) for number in range(num_replicas)
-        ]
+        self._shape = shape
+        self.views = [ReplicaView(_name(number), shape) for number in range(num_replicas)]
         self._numbers = {view.replica_id: number for number, view in enumerate(self.views)}
-        for view in self.views:
-            for _ in self.index.load_snapshot(view.replica_id, 0, b""):
-                pass
+        for number in range(num_replicas):
+            self.renew(number)
+
+    def renew(self, replica: int) -> None:
+        """A fresh replica stands in this place."""
+        self.views[replica] = ReplicaView(_name(replica), self._shape)
+        for _ in self.index.load_snapshot(_name(replica), 0, b""):
+            pass
 
     def place(self, request: SimulatedRequest) -> Placement:
         """Choose a replica for a request and book it there."""
         traced = request.traced
         hashes, num_tokens = traced.hashes, traced.num_prompt_tokens
         candidates = [
-            make_candidate(view, self.index, view.replica_id, hashes, num_tokens) for view in self.views
+            make_candidate(view, self.index, view.replica_id, hashes, num_tokens)
+            for view in self.views
+            if view.is_open
         ]
         key = sibling_key(hashes, [request.number])
         best = self.policy.rank(candidates, num_tokens, key)[0].candidate
@@ -64,3 +69,7 @@ class SimulatedIngress:
         self.index.check()
         for view in self.views:
             view.check()
+
+
+def _name(replica: int) -> str:
+    return f"replica-{replica:04}"

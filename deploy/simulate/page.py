@@ -53,6 +53,7 @@ def render_page(title: str, settings: Mapping[str, object], runs: Sequence[Run])
         _chart(
             "Share of prompt tokens found cached, over time, s", {r.name: r.curves.hit_share for r in runs}
         ),
+        _chart("Replicas over time, s", {r.name: r.curves.num_replicas for r in runs}),
     ]
     for run in runs:
         for what, lines in (

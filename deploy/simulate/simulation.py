@@ -5,14 +5,17 @@ Nothing waits and nothing is random: one trace and one set of settings give one 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from deploy.simulate.fleet import Fleet, Phase
 from deploy.simulate.ingress import SimulatedIngress
 from deploy.simulate.messages import Report, SimulatedRequest
 from deploy.simulate.replica import SimulatedReplica, make_replica
 from deploy.simulate.replica_model import ReplicaModel
+from deploy.simulate.scaling import CONTROL_PERIOD_S, Scaler
 from router.placement.policy import Policy
 from router.placement.replica_view import ReplicaShape
 from router.trace import Trace
@@ -50,6 +53,8 @@ class LoadSample:
     time_s: float
     num_queued_tokens: list[int]
     num_running: list[int]
+    num_replicas: int
+    """That take requests."""
 
 
 @dataclass(slots=True)
@@ -61,6 +66,8 @@ class SimulationResult:
     num_steps: int = 0
     num_preemptions: int = 0
     end_s: float = 0.0
+    replica_s: float = 0.0
+    """Seconds of replicas, those that start or drain included."""
 
 
 class Simulation:
@@ -73,7 +80,10 @@ class Simulation:
         make_policy: Callable[[], Policy],
         num_replicas: int,
         num_ingresses: int = 1,
+        scaler: Scaler | None = None,
     ) -> None:
+        """``num_replicas`` are there from the beginning to the end, unless a ``scaler`` says otherwise."""
+        num_places = scaler.settings.max_replicas if scaler is not None else num_replicas
         shape = ReplicaShape(
             block_size=trace.block_size,
             max_num_seqs=model.max_num_seqs,
@@ -82,9 +92,19 @@ class Simulation:
             max_model_len=model.num_kv_tokens,
         )
         self.replicas: list[SimulatedReplica] = [
-            make_replica(model, trace.block_size) for _ in range(num_replicas)
+            make_replica(model, trace.block_size) for _ in range(num_places)
         ]
-        self.ingresses = [SimulatedIngress(make_policy(), shape, num_replicas) for _ in range(num_ingresses)]
+        self.ingresses = [SimulatedIngress(make_policy(), shape, num_places) for _ in range(num_ingresses)]
+        self._model = model
+        self._scaler = scaler
+        self._fleet = Fleet(num_places, num_replicas, scaler.settings.start_s if scaler is not None else 0.0)
+        self._control_s = 0.0
+        """When the scaler decides next."""
+        self._held: deque[SimulatedRequest] = deque()
+        """Requests that wait for any replica."""
+        self._records: dict[int, RequestRecord] = {}
+        self._sums = [0, 0]
+        """Steps and preemptions of replicas that have gone."""
         self._trace = trace
         self._ends: list[tuple[float, int]] = []
         """Ends of the steps that run now, by time and replica: a heap."""
@@ -95,15 +115,57 @@ class Simulation:
         """Play the trace to the last token."""
         result = self._result
         interval_s = self._trace.span_s / NUM_SAMPLES
+        self._set_open()
         for number, traced in enumerate(self._trace.requests):
-            self._run_until(traced.arrival_s)
+            self._pass_time(traced.arrival_s)
             if not result.samples or traced.arrival_s >= result.samples[-1].time_s + interval_s:
                 self._sample(traced.arrival_s)
-            self._arrive(SimulatedRequest(number, traced))
+            self._arrive(SimulatedRequest(number, traced), traced.arrival_s)
+        while self._held:  # replicas are on their way
+            self._pass_time(self._control_s)
         self._run_until(None)
-        result.num_steps = sum(load.num_steps for load in self._loads)
-        result.num_preemptions = sum(load.num_preemptions for load in self._loads)
+        self._fleet.advance(max(result.end_s, self._trace.span_s), lambda place: False)
+        result.records = [self._records[number] for number in range(len(self._records))]
+        result.replica_s = self._fleet.replica_s
+        result.num_steps = self._sums[0] + sum(load.num_steps for load in self._loads)
+        result.num_preemptions = self._sums[1] + sum(load.num_preemptions for load in self._loads)
         return result
+
+    def _pass_time(self, time_s: float) -> None:
+        """Run steps, and the scaler's decisions between them, until ``time_s``."""
+        while self._scaler is not None and self._control_s <= time_s:
+            self._run_until(self._control_s)
+            self._scale(self._scaler, self._control_s)
+            self._control_s += CONTROL_PERIOD_S
+        self._run_until(time_s)
+
+    def _scale(self, scaler: Scaler, now_s: float) -> None:
+        fleet = self._fleet
+        opened = fleet.advance(now_s, lambda place: self.replicas[place].next_s is None)
+        for place in opened:
+            self._renew(place)
+        loads = {place: self._loads[place] for place, phase in enumerate(fleet.phases) if phase is Phase.OPEN}
+        fleet.scale_to(scaler.decide(loads, len(self._held), fleet.num_target, now_s), now_s)
+        self._set_open()
+        if fleet.num_open:
+            held, self._held = self._held, deque()
+            for request in held:
+                self._arrive(request, now_s)
+
+    def _renew(self, place: int) -> None:
+        """A new replica stands in this place: nothing is cached, and its counters begin at zero."""
+        gone = self._loads[place]
+        self._sums[0] += gone.num_steps
+        self._sums[1] += gone.num_preemptions
+        self.replicas[place] = make_replica(self._model, self._trace.block_size)
+        for ingress in self.ingresses:
+            ingress.renew(place)
+        self._loads[place] = self.ingresses[0].views[place].load
+
+    def _set_open(self) -> None:
+        for ingress in self.ingresses:
+            for view, phase in zip(ingress.views, self._fleet.phases, strict=True):
+                view.is_open = phase is Phase.OPEN
 
     def _run_until(self, time_s: float | None) -> None:
         """End all steps that end before ``time_s``, or all there are."""
@@ -116,24 +178,25 @@ class Simulation:
                 heappush(ends, (replica.next_s, number))
             self._hear(number, report, now_s)
 
-    def _arrive(self, request: SimulatedRequest) -> None:
+    def _arrive(self, request: SimulatedRequest, now_s: float) -> None:
         """One ingress after the other takes a request, as behind a load balancer."""
+        if not self._fleet.num_open:
+            self._held.append(request)
+            return
         traced = request.traced
         ingress = self.ingresses[request.number % len(self.ingresses)]
         placement = ingress.place(request)
-        self._result.records.append(
-            RequestRecord(
-                traced.arrival_s,
-                traced.num_prompt_tokens,
-                max(1, traced.num_output_tokens),
-                placement.replica,
-                placement.num_hit_tokens,
-            )
+        self._records[request.number] = RequestRecord(
+            traced.arrival_s,
+            traced.num_prompt_tokens,
+            max(1, traced.num_output_tokens),
+            placement.replica,
+            placement.num_hit_tokens,
         )
         replica = self.replicas[placement.replica]
         was_idle = replica.next_s is None
         try:
-            replica.submit(request, traced.arrival_s)
+            replica.submit(request, now_s)
         except UserError:
             ingress.views[placement.replica].settle(request.request_id)
             return
@@ -144,7 +207,7 @@ class Simulation:
         for ingress in self.ingresses:
             ingress.hear(number, report)
         self._loads[number] = report.load
-        records = self._result.records
+        records = self._records
         for request_id, num_cached_tokens in report.begun:
             record = records[int(request_id)]
             record.first_token_s = now_s
@@ -157,6 +220,9 @@ class Simulation:
         loads = self._loads
         self._result.samples.append(
             LoadSample(
-                time_s, [load.num_queued_tokens for load in loads], [load.num_running for load in loads]
+                time_s,
+                [load.num_queued_tokens for load in loads],
+                [load.num_running for load in loads],
+                self._fleet.num_open,
             )
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.autoscaling import ScaleTargets
 from deploy.bench.report import percentile
 from deploy.simulate.simulation import RequestRecord, SimulationResult
 
 NUM_CURVE_POINTS = 200
+_USUAL = ScaleTargets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Summary:
     most_tokens_over_mean: float
     """Uncached prompt tokens of the busiest replica, over the mean of all."""
     virtual_s: float
+    slo_share: float
+    """Requests with first token and tokens after it within the targets."""
+    replica_hours: float
+    """Replicas times hours, those that start or drain included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +56,12 @@ class Curves:
     queued_tokens: list[list[tuple[float, float]]]
     """Of each replica over time."""
     num_running: list[list[tuple[float, float]]]
+    num_replicas: list[tuple[float, float]]
+    """That take requests, over time."""
 
 
-def summarize(result: SimulationResult, num_replicas: int) -> Summary:
-    """Boil a run down to figures."""
+def summarize(result: SimulationResult, num_replicas: int, targets: ScaleTargets = _USUAL) -> Summary:
+    """Boil a run down to figures; ``num_replicas`` are the places that there were."""
     served = _served(result)
     ttfts, tpots = [one.ttft_s for one in served], _tpots(served)
     lasted = [one.end_s - one.arrival_s for one in served]
@@ -81,6 +89,11 @@ def summarize(result: SimulationResult, num_replicas: int) -> Summary:
         num_steps=result.num_steps,
         most_tokens_over_mean=_round(max(computed) * num_replicas / max(1, sum(computed)), 3),
         virtual_s=_round(result.end_s, 1),
+        slo_share=_round(
+            sum(one.ttft_s <= targets.ttft_s and _tpot_s(one) <= targets.tpot_s for one in served)
+            / max(1, len(result.records))
+        ),
+        replica_hours=_round(result.replica_s / 3600, 2),
     )
 
 
@@ -104,6 +117,7 @@ def curves(result: SimulationResult, num_replicas: int) -> Curves:
             list(zip(times, (float(sample.num_running[number]) for sample in result.samples), strict=True))
             for number in range(num_replicas)
         ],
+        num_replicas=[(sample.time_s, float(sample.num_replicas)) for sample in result.samples],
     )
 
 
@@ -112,11 +126,12 @@ def _served(result: SimulationResult) -> list[RequestRecord]:
 
 
 def _tpots(served: Sequence[RequestRecord]) -> list[float]:
-    return [
-        (one.end_s - one.arrival_s - one.ttft_s) / (one.num_output_tokens - 1)
-        for one in served
-        if one.num_output_tokens > 1
-    ]
+    return [_tpot_s(one) for one in served if one.num_output_tokens > 1]
+
+
+def _tpot_s(one: RequestRecord) -> float:
+    """Between two output tokens, mean over the request; 0 if there was but one."""
+    return (one.end_s - one.arrival_s - one.ttft_s) / max(1, one.num_output_tokens - 1)
 
 
 def _hits_over_time(served: Sequence[RequestRecord]) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,30 @@ def merge(
     write_trace(output, trace)
     console.print(f"{len(paths)} files → {output}")
     _show(trace)
+
+
+@app.command()
+def day(
+    trace: Annotated[Path, typer.Argument(help="A trace of any format, played over and over.")],
+    output: Annotated[Path, typer.Argument(help="The trace to write; compressed if it ends in .gz.")],
+    hours: Annotated[float, typer.Option(min=0.01, help="Length of the day.")] = 24.0,
+    low: Annotated[
+        float, typer.Option(min=0.001, help="Rate at its beginning and end, times the trace's own.")
+    ] = 0.2,
+    high: Annotated[float, typer.Option(min=0.001, help="Rate at its middle.")] = 2.0,
+) -> None:
+    """Compose a day of traffic: rate low + (high - low) (1 - cos(2 pi t / day)) / 2 at time t."""
+    span_s = hours * 3600
+
+    def rate_at(time_s: float) -> float:
+        return low + (high - low) * (1 - math.cos(2 * math.pi * time_s / span_s)) / 2
+
+    played = read_trace(trace)
+    if played.span_s <= 0:
+        raise InvalidRequest(f"trace {trace} lasts no time: it cannot be repeated", "trace")
+    composed = played.repeated(span_s, rate_at)
+    write_trace(output, composed)
+    _show(composed)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -21,12 +22,13 @@ BUSY = ReplicaDemand(queued_work_s=0.6, work_share=0.6, num_requests=9)
         (ReplicaDemand(queued_work_s=3.0, num_requests=1), 6),  # 1 s of queue a replica is half of 2 s
         (ReplicaDemand(work_share=0.95, num_requests=1), 3),
         (ReplicaDemand(kv_used=0.98, num_requests=1), 3),
+        (ReplicaDemand(step_s=0.15, step_base_s=0.01, num_requests=1), 4),  # twice the batch for 0.8 x 0.1 s
         (
-            ReplicaDemand(step_s=0.19, step_base_s=0.01, num_requests=1),
-            4,
-        ),  # twice the batch that the pace allows
+            ReplicaDemand(step_s=0.04, prefill_share=0.8, num_requests=1),
+            3,
+        ),  # 0.04 s of steps in a fifth of the time
     ],
-    ids=["wait", "work", "memory", "pace"],
+    ids=["wait", "work", "memory", "pace", "pace-beside-prefill"],
 )
 def test_the_figure_beyond_its_bound_says_how_many_would_do(demand: ReplicaDemand, wanted: int) -> None:
     assert wanted_replicas([demand, demand], TARGETS, num_target=2) == wanted
@@ -63,6 +65,11 @@ def test_only_an_idle_last_replica_may_go() -> None:
     assert wanted_replicas([ReplicaDemand(num_requests=1)], TARGETS, num_target=1) == 1
 
 
+def test_a_moment_between_two_requests_is_no_rest() -> None:
+    assert wanted_replicas([ReplicaDemand(work_share=0.3)], TARGETS, num_target=1) == 1
+    assert wanted_replicas([ReplicaDemand(work_share=0.6)] * 2, TARGETS, num_target=2) == 2
+
+
 def test_silence_changes_nothing() -> None:
     assert wanted_replicas([], TARGETS, num_target=3) == 3
 
@@ -71,7 +78,15 @@ SHARES = st.floats(0, 20, allow_nan=False)
 
 
 @given(
-    st.builds(ReplicaDemand, SHARES, SHARES, st.just(0.0), SHARES, st.floats(0, 1), st.integers(1, 200)),
+    st.builds(
+        ReplicaDemand,
+        queued_work_s=SHARES,
+        step_s=SHARES,
+        work_share=SHARES,
+        prefill_share=st.floats(0, 1),
+        kv_used=st.floats(0, 1),
+        num_requests=st.integers(1, 200),
+    ),
     st.integers(1, 50),
 )
 def test_what_has_grown_by_the_figures_is_not_given_back_at_once(demand: ReplicaDemand, count: int) -> None:
@@ -80,14 +95,7 @@ def test_what_has_grown_by_the_figures_is_not_given_back_at_once(demand: Replica
     if wanted <= count:
         return
     share = count / wanted
-    spread = ReplicaDemand(
-        demand.queued_work_s * share,
-        demand.step_s * share,
-        0.0,
-        demand.work_share * share,
-        demand.kv_used * share,
-        demand.num_requests,
-    )
+    spread = ReplicaDemand(**{name: value * share for name, value in asdict(demand).items()})
 
     assert wanted_replicas([spread] * wanted, TARGETS, num_target=wanted) in (wanted, wanted + 1)
 

@@ -88,3 +88,36 @@ def test_what_is_no_file_and_no_archive_is_said(tmp_path) -> None:
     for name in ("none.jsonl", "t.gz", "cut.gz"):
         with pytest.raises(InvalidRequest, match="cannot be read"):
             read_trace(tmp_path / name)
+
+
+def test_azures_tables_are_read_with_times_from_zero(tmp_path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9305900,396,109\n"
+    )
+
+    first, second = read_trace(path).requests
+
+    assert (first.arrival_s, first.num_prompt_tokens, first.num_output_tokens) == (0.0, 374, 44)
+    assert second.arrival_s == pytest.approx(4.25)
+
+
+def test_a_bad_line_of_azures_is_named(tmp_path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,0,44\n")
+
+    with pytest.raises(InvalidRequest, match="line 2: a length is out of range"):
+        read_trace(path)
+
+
+def test_a_trace_can_be_repeated_at_a_rate_that_changes() -> None:
+    trace = Trace(16, [TraceRequest(float(second), 1, 1, []) for second in range(10)])
+
+    day = trace.repeated(100.0, lambda time_s: 2.0 if time_s < 50 else 1.0)
+
+    arrivals = [one.arrival_s for one in day.requests]
+    assert arrivals == sorted(arrivals)
+    assert sum(time_s < 50 for time_s in arrivals) == pytest.approx(100, abs=6)
+    assert sum(time_s >= 50 for time_s in arrivals) == pytest.approx(50, abs=6)
