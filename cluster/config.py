@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from workers.checkpoint.source import ModelSource
 
@@ -32,6 +33,11 @@ class ReplicaConfig:
     kv_cache_bytes: int | None = None
     """KV memory of a rank on a CPU; None: the rank's default."""
     gpu_memory_utilization: float = 0.9
+    swap_space_bytes: int = 0
+    """Host memory of a rank for blocks that the device has no room for."""
+    preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
+    kv_host_fraction: float = 0.5
+    kv_checksum: bool = False
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

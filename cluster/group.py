@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.rank_actor import RankActor
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.model.rank_config import RankConfig
+from workers.model.rank_config import BlockCounts, RankConfig
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,16 @@ class RankGroup:
         self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def load(self, host: str) -> int:
+    async def load(self, host: str) -> BlockCounts:
         """Let the ranks meet and load their weights.
 
         Returns:
-            KV blocks of the smallest rank.
+            KV blocks that fit every rank.
         """
         self._pids = list(await asyncio.gather(*(actor.pid.remote() for actor in self._actors)))
         rendezvous = await self._actors[0].rendezvous_address.remote(host) if len(self._actors) > 1 else None
-        return min(await asyncio.gather(*(actor.load.remote(rendezvous) for actor in self._actors)))
+        counts = await asyncio.gather(*(actor.load.remote(rendezvous) for actor in self._actors))
+        return BlockCounts.least(counts)
 
     async def allocate(self, engine_config: EngineConfig) -> CostModel:
         """Take the KV pool on every rank, warm up, and time some steps.

@@ -19,7 +19,7 @@ from workers.calibration import measure_cost
 from workers.channel.serve import serve_steps
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
+from workers.model.rank_config import RANK_ENVIRONMENT, BlockCounts, RankConfig
 
 if TYPE_CHECKING:
     from workers.model.rank import Rank
@@ -49,11 +49,11 @@ class RankActor:
             probe.bind((host, 0))
             return f"tcp://{host}:{probe.getsockname()[1]}"
 
-    def load(self, rendezvous: str | None) -> int:
+    def load(self, rendezvous: str | None) -> BlockCounts:
         """Join the group, load the weights and measure the memory.
 
         Returns:
-            KV blocks that fit on this rank.
+            KV blocks that fit this rank's memory.
 
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
@@ -63,7 +63,7 @@ class RankActor:
 
         self._rank = make_rank(replace(self._config, rendezvous=rendezvous))
         self._rank.load()
-        return self._rank.max_num_blocks()
+        return self._rank.block_counts()
 
     def allocate(self, engine_config: EngineConfig) -> CostModel:
         """Take the KV pool, the same size on every rank, run what must be compiled or packed, and time some steps.
@@ -72,7 +72,7 @@ class RankActor:
             What steps cost here.
         """
         assert self._rank is not None, "load comes first"
-        self._rank.allocate(engine_config.num_blocks)
+        self._rank.allocate(engine_config.num_blocks, engine_config.num_host_blocks)
         self._rank.warm_up()
         return measure_cost(self._rank, engine_config, time.perf_counter)
 

@@ -23,6 +23,7 @@ from workers.brain_client import BrainClient
 from workers.brain_messages import BrainConfig, CacheSnapshot, Failed, Pong, StepUpdate
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
+from workers.engine.admission import context_len
 from workers.engine.block_hash import make_root
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
@@ -68,13 +69,16 @@ class Replica:
         self._group = RankGroup(
             _rank_config(config, files), config.tensor_parallel_size, config.device == "cuda"
         )
-        num_blocks = await self._group.load(host_address(config.host))
-        if config.num_blocks is not None:
-            num_blocks = min(num_blocks, config.num_blocks)
-        wanted_len = config.max_model_len or model.max_position_embeddings
+        counts = (await self._group.load(host_address(config.host))).limited(config.num_blocks)
+        num_blocks = counts.device
         engine_config = EngineConfig(
-            max_model_len=min(wanted_len, num_blocks * config.block_size),
+            max_model_len=context_len(
+                config.max_model_len, model.max_position_embeddings, num_blocks, config.block_size
+            ),
             num_blocks=num_blocks,
+            num_host_blocks=counts.host,
+            preemption_mode=config.preemption_mode,
+            kv_host_fraction=config.kv_host_fraction,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -230,6 +234,8 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_bytes=config.kv_cache_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        swap_space_bytes=config.swap_space_bytes,
+        kv_checksum=config.kv_checksum,
         num_threads=config.num_threads,
         seed=config.seed,
     )

@@ -33,13 +33,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Engine": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_scheduler_steps"),
     "Memory": (
         "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size",
-        "enable_prefix_caching",
+        "enable_prefix_caching", "swap_space", "preemption_mode", "kv_host_fraction", "kv_checksum", "copy_gib_per_s",
     ),
 }  # fmt: skip
 """Panels of ``--help``; a field that stands in none is shown under "Further"."""
 
 _SHORT = {"tensor_parallel_size": "-tp"}
-_HIDDEN = ("scripted", "scripted_step_s")
+_HIDDEN = ("scripted", "scripted_step_s", "copy_gib_per_s")
 
 Serve = Callable[[dict[str, object]], None]
 

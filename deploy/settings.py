@@ -83,6 +83,16 @@ class ServeSettings(BaseSettings):
     """KV memory of a rank on a CPU, GiB."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory to use."""
+    swap_space: float | None = Field(None, ge=0)
+    """Host memory of a rank for KV blocks, GiB; None: 4 beside a GPU, none beside a CPU, whose memory is the same."""
+    preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
+    """What becomes of a request that must give way: its blocks move to the host, or are computed again."""
+    kv_host_fraction: float = Field(0.5, ge=0, le=1)
+    """Share of the swap space that preempted requests leave to cached prefixes."""
+    kv_checksum: bool = False
+    """Sum blocks that move to the host and compare when they come back."""
+    copy_gib_per_s: float | None = Field(None, gt=0)
+    """On a CPU: copies between the tiers take as long as over a link of this rate, to try what a GPU would do."""
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
     """How weights are stored; dummy: random ones."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -177,6 +187,17 @@ class ServeSettings(BaseSettings):
         return self.max_num_seqs or seqs, self.max_num_batched_tokens or tokens
 
     @property
+    def swap_space_bytes(self) -> int:
+        """``swap_space`` in bytes, its default resolved for the device."""
+        gib = self.swap_space if self.swap_space is not None else (4 if self.device_name == "cuda" else 0)
+        return int(gib * (1 << 30))
+
+    @property
+    def copy_bytes_per_s(self) -> float | None:
+        """``copy_gib_per_s`` in bytes."""
+        return self.copy_gib_per_s * (1 << 30) if self.copy_gib_per_s else None
+
+    @property
     def kv_cache_bytes(self) -> int | None:
         """``kv_cache_gib`` in bytes."""
         return int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None
@@ -197,6 +218,10 @@ class ServeSettings(BaseSettings):
             num_blocks=self.num_gpu_blocks_override,
             kv_cache_bytes=self.kv_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
+            swap_space_bytes=self.swap_space_bytes,
+            preemption_mode=self.preemption_mode,
+            kv_host_fraction=self.kv_host_fraction,
+            kv_checksum=self.kv_checksum,
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,

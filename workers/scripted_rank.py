@@ -171,7 +171,9 @@ class ScriptedRank:
             "a host block is read before it is filled"
         )
         self._copies.append((plan.step_id, plan.swap_out, plan.swap_in))
-        self._copied = plan.step_id if not plan.rows else max(self._copied, plan.step_id - self._copy_lag)
+        self._copied = (
+            plan.step_id if plan.awaits_copies else max(self._copied, plan.step_id - self._copy_lag)
+        )
         corrupt: list[int] = []
         size = self._config.block_size
         while self._copies and self._copies[0][0] <= self._copied:

@@ -19,12 +19,12 @@ from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
-from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
+from workers.model.rank_config import RANK_ENVIRONMENT, BlockCounts, RankConfig
 
 _START_TIMEOUT_S = 600.0
 
 
-def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor, int]:
+def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor, BlockCounts]:
     """Load the model on its ranks.
 
     Returns:
@@ -46,6 +46,9 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=settings.kv_cache_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
+        swap_space_bytes=settings.swap_space_bytes,
+        kv_checksum=settings.kv_checksum,
+        copy_bytes_per_s=settings.copy_bytes_per_s,
         num_threads=settings.cpu_threads or max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size),
         seed=settings.seed,
     )
@@ -53,17 +56,15 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)
     rank = make_rank(config)
     rank.load()
-    num_blocks = _wanted(rank.max_num_blocks(), settings.num_gpu_blocks_override)
-    rank.allocate(num_blocks)
+    counts = rank.block_counts().limited(settings.num_gpu_blocks_override)
+    rank.allocate(counts.device, counts.host)
     rank.warm_up()
-    return rank, num_blocks
+    return rank, counts
 
 
-def _wanted(most: int, override: int | None) -> int:
-    return most if override is None else min(most, override)
-
-
-def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -> tuple[Executor, int]:
+def _start_processes(
+    config: RankConfig, num_ranks: int, override: int | None
+) -> tuple[Executor, BlockCounts]:
     """Start the ranks, agree on the number of blocks, connect the step channel."""
     _check_devices(config.device, num_ranks)
     context = multiprocessing.get_context("spawn")
@@ -84,16 +85,16 @@ def _start_processes(config: RankConfig, num_ranks: int, override: int | None) -
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        num_blocks = _wanted(min(_receive(pipe) for pipe in pipes), override)
+        counts = BlockCounts.least([_receive(pipe) for pipe in pipes]).limited(override)
         for pipe in pipes:
-            pipe.send(num_blocks)
+            pipe.send(counts)
         executor.wait_for_ranks(_START_TIMEOUT_S)
     except BaseException:
         executor.close()
         for process in processes:
             process.kill()
         raise
-    return executor, num_blocks
+    return executor, counts
 
 
 def _check_devices(device: str, num_ranks: int) -> None:
@@ -109,14 +110,15 @@ def _check_devices(device: str, num_ranks: int) -> None:
         )
 
 
-def _receive(pipe: Connection) -> int:
+def _receive(pipe: Connection) -> BlockCounts:
     try:
         answer = pipe.recv()
     except EOFError:
         raise ShoalError("a rank ended while loading; its own message stands above") from None
     if isinstance(answer, str):
         raise ShoalError(f"a rank could not load the model: {answer}")
-    return int(answer)
+    assert isinstance(answer, BlockCounts), "a rank answers with its blocks or with its error"
+    return answer
 
 
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
@@ -125,11 +127,12 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     try:
         rank = make_rank(config)
         rank.load()
-        pipe.send(rank.max_num_blocks())
+        pipe.send(rank.block_counts())
     except Exception as error:  # noqa: BLE001 - the parent raises it anew
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    rank.allocate(pipe.recv())
+    counts: BlockCounts = pipe.recv()
+    rank.allocate(counts.device, counts.host)
     rank.warm_up()
     serve_steps(rank, endpoint, config.tp_rank)
 

@@ -31,11 +31,13 @@ from router.text.tokenizer import Tokenizer
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import resolve_model
 from workers.checkpoint.vocabulary import load_vocabulary
+from workers.engine.admission import context_len
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import EngineRequest
+from workers.model.rank_config import BlockCounts
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -66,6 +68,11 @@ class LLM:
         device: str = "auto",
         num_gpu_blocks_override: int | None = None,
         kv_cache_gib: float | None = None,
+        swap_space: float | None = None,
+        preemption_mode: str = "auto",
+        kv_host_fraction: float = 0.5,
+        kv_checksum: bool = False,
+        copy_gib_per_s: float | None = None,
         cpu_threads: int | None = None,
         cache_dir: Path | None = None,
     ) -> None:
@@ -86,16 +93,18 @@ class LLM:
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
+            swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,
+            kv_checksum=kv_checksum, copy_gib_per_s=copy_gib_per_s,
             cache_dir=cache_dir, replicas=1,
         )  # fmt: skip
         files = resolve_model(settings.model, settings.source)
         model_config = read_model_config(files)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer(load_vocabulary(files))
-        self._executor, num_blocks = start_executor(settings, files)
-        self.max_model_len = min(
-            settings.max_model_len or model_config.max_position_embeddings, num_blocks * settings.block_size
+        self._executor, counts = start_executor(settings, files)
+        self.max_model_len = context_len(
+            settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
         )
-        self._engine = Engine(_engine_config(settings, self.max_model_len, num_blocks, model_config))
+        self._engine = Engine(_engine_config(settings, self.max_model_len, counts, model_config))
         self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
@@ -282,12 +291,15 @@ class LLM:
 
 
 def _engine_config(
-    settings: ServeSettings, max_model_len: int, num_blocks: int, model_config: ModelConfig
+    settings: ServeSettings, max_model_len: int, counts: BlockCounts, model_config: ModelConfig
 ) -> EngineConfig:
     max_num_seqs, max_num_batched_tokens = settings.step_limits
     return EngineConfig(
         max_model_len=max_model_len,
-        num_blocks=num_blocks,
+        num_blocks=counts.device,
+        num_host_blocks=counts.host,
+        preemption_mode=settings.preemption_mode,
+        kv_host_fraction=settings.kv_host_fraction,
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -15,9 +15,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from paged_cache import make_cache
 
+from kernels import block_copy, draw, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
-from kernels import draw, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import paged_decode_attention as decode
 from kernels import prefill_attention as prefill
 from kernels import shared_prefix_attention as shared_prefix
@@ -57,9 +57,22 @@ def check_draws() -> None:
     assert all(torch.equal(got, wanted) for got, wanted in zip(*outs, strict=True))
 
 
+def check_block_copies() -> None:
+    """Copies move bytes: they must equal their reference."""
+    source = torch.randn(5, 3, 700)
+    pairs = torch.tensor([[4, 0], [1, 2], [0, 3]], dtype=torch.int32)
+    got, wanted = torch.zeros(2, 4, 3, 700)
+    words = (source.view(torch.int64), got.view(torch.int64))
+    block_copy._copy_blocks_kernel[(2,)](*words, pairs, 3, 3 * 350, CHUNK=256)
+    block_copy.copy_blocks_ref(source, wanted, pairs)
+    assert torch.equal(got, wanted)
+    assert not got[1].any()
+
+
 def main() -> None:
     """Print ``{case: error}``, the error relative to the reference's largest value."""
     torch.manual_seed(0)
+    check_block_copies()
     check_draws()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())

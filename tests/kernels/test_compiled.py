@@ -16,6 +16,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from kernels import (  # noqa: E402
     all_reduce,
+    block_copy,
     decode_attention_work,
     draw,
     gemv,
@@ -375,3 +376,17 @@ def test_sums_over_ranks_write_16_bytes_at_once_and_order_what_is_read(
     # Without flags beside the elements a fence stands between a row and the number that announces it.
     assert ("atom.global.sys.release" in ptx) is not is_flagged
     assert ("ld.global.sys.acquire" in ptx) is not is_flagged
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_block_copy_moves_sixteen_bytes_at_a_time(architecture: int, tmp_path: Path) -> None:
+    compiled = compile_kernel(
+        block_copy._copy_blocks_kernel,
+        architecture,
+        {"source": "*i64", "target": "*i64", "pairs": "*i32"},
+        {"CHUNK": block_copy._CHUNK},
+        num_warps=block_copy._NUM_WARPS,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert re.search(r"ld\.global\S*\.v2\.b64|cp\.async", compiled.asm["ptx"])

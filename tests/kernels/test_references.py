@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.block_copy import copy_blocks
 from kernels.native import NativeKernels, native_kernels
 from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
@@ -210,3 +211,14 @@ def test_launchers_refuse_shapes_and_types_that_do_not_fit(make_cache: MakeCache
         prefill_attention(torch.zeros(1, 3, 64), cache, 0, tables, lengths(0, 1), lengths(16), 1.0)
     with pytest.raises(ValueError, match="layer"):
         prefill_attention(q, cache, 2, tables, lengths(0, 1), lengths(16), 1.0)
+
+
+def test_blocks_are_copied_by_pairs_and_nothing_else_is_touched() -> None:
+    source, target = torch.randn(4, 2, 8), torch.zeros(3, 2, 8)
+
+    copy_blocks(source, target, torch.tensor([[3, 0], [1, 2]], dtype=torch.int32))
+
+    assert torch.equal(target[[0, 2]], source[[3, 1]])
+    assert not target[1].any()
+    with pytest.raises(ValueError, match="one size"):
+        copy_blocks(source, torch.zeros(3, 2, 6), torch.zeros(0, 2, dtype=torch.int32))

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+
 from workers.engine.config import EngineConfig
-from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.errors import InvalidRequest, PromptTooLong, UserError
 from workers.engine.request import EngineRequest
+
+log = logging.getLogger("shoal.engine")
+
+
+def context_len(asked_len: int | None, model_len: int, num_blocks: int, block_size: int) -> int:
+    """Most tokens of a request: what was asked for, else what the model takes, as far as the blocks hold it.
+
+    Raises:
+        UserError: the blocks do not hold the length that was asked for.
+    """
+    num_slots = num_blocks * block_size
+    if asked_len is not None and asked_len > num_slots:
+        raise UserError(
+            f"max_model_len is {asked_len:,}, {num_blocks:,} KV blocks of {block_size} hold {num_slots:,} tokens: "
+            "lower max_model_len or give more blocks",
+            "max_model_len",
+        )
+    wanted_len = asked_len or model_len
+    if wanted_len > num_slots:
+        log.warning(
+            "the context is cut from %d to %d tokens, which is what %d KV blocks of %d hold",
+            wanted_len, num_slots, num_blocks, block_size,
+        )  # fmt: skip
+    return min(wanted_len, num_slots)
 
 
 def max_len_of(request: EngineRequest, config: EngineConfig) -> int:

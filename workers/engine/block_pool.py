@@ -84,6 +84,15 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
+    def release_to_front(self, block_ids: Iterable[int]) -> None:
+        """Count one holder less for each; one that is free now is handed out next, the last of them first."""
+        for block_id in block_ids:
+            num_holders = self._num_holders[block_id] - 1
+            assert num_holders >= 0, f"block {block_id} is released more often than it was held"
+            self._num_holders[block_id] = num_holders
+            if num_holders == 0:
+                self._free.push(block_id)
+
     def is_free(self, block_id: int) -> bool:
         """True if nobody holds the block."""
         return self._num_holders[block_id] == 0

@@ -31,7 +31,8 @@ class EngineConfig:
     num_host_blocks: int = 0
     """Blocks of the host tier; 0: there is none."""
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
-    """What becomes of the blocks of a preempted request; "swap" recomputes only where the host tier is full."""
+    """What becomes of the blocks of a preempted request. "swap" computes nothing again that the host tier has, or
+    has room for; "auto" does what takes less time."""
     kv_host_fraction: float = 0.5
     """Share of the host tier that preempted requests leave to cached prefixes."""
     policy: Literal["fcfs", "priority"] = "fcfs"

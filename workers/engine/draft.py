@@ -96,6 +96,7 @@ class Draft:
             masks,
             deferred,
             late_masks,
+            awaits_copies=self.is_empty and late_masks is None,
         )
         work = StepWork(
             len(decodes.rows),

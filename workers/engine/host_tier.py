@@ -39,9 +39,9 @@ class HostTier:
         """Copies not known to be done, oldest first; the last may be in the making."""
         self._loading: dict[int, int] = {}
         """Device blocks that copies in will fill: the step whose plan has the copy."""
-        # What the largest step can hand out is kept copied, and looked at again once an eighth of it was handed out.
+        # What two of the largest steps can hand out is kept copied, and looked at again after an eighth of it.
         step_blocks = config.max_num_batched_tokens // config.block_size + 1
-        self._num_cold_wanted = min(step_blocks, config.num_blocks // 4)
+        self._num_cold_wanted = min(2 * step_blocks, config.num_blocks // 2)
         self._next_look = 0
         """Device blocks handed out since start at which to look for cold ones again."""
         self._max_swapped = config.num_host_blocks - int(config.kv_host_fraction * config.num_host_blocks)
@@ -148,8 +148,11 @@ class HostTier:
         if not cold:
             self._next_look = self._device.num_taken + self._num_cold_wanted // 8 + 1
             return
-        num_blocks = min(len(cold), num_spare, self._pool.num_free)
-        for (block_id, block_hash), host_block in zip(cold, self._pool.take(num_blocks), strict=False):
+        cold = cold[: min(num_spare, self._pool.num_free)]
+        # The coldest last: it returns to the front of the free list as it was.
+        for (block_id, block_hash), host_block in zip(
+            reversed(cold), self._pool.take(len(cold)), strict=True
+        ):
             self._copy_out(block_id, host_block, block_hash, step_id)
             self._pool.release([host_block])  # the copy alone holds it
 
@@ -179,8 +182,8 @@ class HostTier:
                     self._device.disown(copy.device)
                 if self._loading[copy.device] == batch.step_id:
                     del self._loading[copy.device]
-            # Tails first, as wherever blocks are released.
-            self._device.release([copy.device for copy in batch.swap_out])
+            # What is on the host as well is the first to be handed out, tails before heads.
+            self._device.release_to_front(copy.device for copy in batch.swap_out)
             self._pool.release([copy.host for copy in batch.swap_out])
             self._device.release([copy.device for copy in batch.swap_in])
             self._pool.release([copy.host for copy in batch.swap_in])

@@ -65,7 +65,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     Copies between the tiers begin once all earlier steps have run and may end at any time later: the brain neither
     reuses nor reads either end before a result has said that they are done, and says so in ``copies_awaited``. A
-    plan without rows is for its copies or late masks alone: its result comes when all copies so far are done.
+    plan may have no rows, if it is there for copies or late masks alone.
     """
 
     step_id: int
@@ -92,6 +92,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     others, and sampled when a later plan brings ``late_masks``. The step's result waits for that."""
     late_masks: LateMasks | None = None
     """Before anything else of this plan: sample the deferred rows of that step."""
+    awaits_copies: bool = False
+    """The result comes when all copies so far are done."""
 
     @property
     def num_batched_tokens(self) -> int:

@@ -328,7 +328,8 @@ class Scheduler:
 
         What a preempted request left on the host was worth a copy out, and is worth one back.
         """
-        if not prefix.host or request.swapped is not None:
+        is_wanted = request.swapped is not None or self._config.preemption_mode == "swap"
+        if not prefix.host or is_wanted:
             return prefix
         num_device_tokens = len(prefix.device) * self._config.block_size
         num_host_tokens = prefix.num_tokens - num_device_tokens

@@ -110,6 +110,10 @@ class BlockCopies:
         self._free_s = max(self._free_s, started_s) + (elapsed_s if num_blocks else 0.0)
         self._due.append((plan.step_id, self._free_s, elapsed_s, num_blocks, corrupt))
 
+    def is_idle(self) -> bool:
+        """True if all copies are done."""
+        return not self._due or self._due[-1][1] <= self._clock()
+
     def report(self, waits: bool) -> CopyReport:
         """What is done by now; with ``waits``, once all is."""
         report = CopyReport()

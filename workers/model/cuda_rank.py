@@ -63,9 +63,9 @@ class CudaRank(Rank):
         self._prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """See ``Rank``; the memory of decode steps is taken as well."""
-        super().allocate(num_blocks)
+        super().allocate(num_blocks, num_host_blocks)
         config, model = self.config, self.model_config
         self._buffers = DecodeBuffers(
             self._batch,
@@ -127,13 +127,26 @@ class CudaRank(Rank):
         told = logprobs if any(some is not None for _, some in found) else None
         elapsed_s = step.started.elapsed_time(step.done) / 1e3
         pooled = step.pooled.by_row(len(step.token_ids)) if step.pooled is not None else None
-        return StepResult(step.plan.step_id, token_ids, told, elapsed_s, pooled)
+        copies = self._report_copies(step.plan)
+        return StepResult(
+            step.plan.step_id,
+            token_ids,
+            told,
+            elapsed_s,
+            pooled,
+            copies.copied,
+            copies.num_blocks,
+            copies.elapsed_s,
+            copies.corrupt_blocks,
+        )
 
     def ready(self) -> bool:
         """See ``Executor``."""
         if not self._queue:
             return False
         oldest = self._queue[0]
+        if oldest.plan.awaits_copies and self._copies is not None and not self._copies.is_idle():
+            return False
         return (oldest.deferred is None or oldest.deferred.token_ids is not None) and oldest.done.query()
 
     def close(self) -> None:
@@ -143,9 +156,11 @@ class CudaRank(Rank):
 
     @torch.inference_mode()
     def _run_step(self, plan: StepPlan) -> _Launched:
+        if self._copies is not None:
+            self._copies.begin(plan)
         started = torch.cuda.Event(enable_timing=True)
         started.record()
-        if not plan.rows:  # it was there for its masks alone
+        if not plan.rows:  # it was there for its masks or copies alone
             return self._finish(plan, started, [], [], self._buffers.logits)
         for new in plan.new_rows:
             self._is_plain[new.row] = is_plain(new.params)

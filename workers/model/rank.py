@@ -22,11 +22,13 @@ from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
+from workers.model.block_copies import BlockCopies, CopyReport, HostBlocks, allocate_host
+from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.device import choose_dtype, read_cpu_flags
 from workers.model.kv_pool import KVLayout, cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
-from workers.model.rank_config import RankConfig
+from workers.model.rank_config import BlockCounts, RankConfig
 from workers.model.row_sampler import RowSampler, SampledLogprobs
 from workers.model.tensor_parallel import TensorParallelGroup
 from workers.model.tensor_source import open_source
@@ -79,6 +81,7 @@ class Rank:
         self._kv_cache: Tensor | None = None
         self._min_num_tokens = 1
         self._group: TensorParallelGroup | None = None
+        self._copies: BlockCopies | CudaBlockCopies | None = None
 
     @torch.inference_mode()
     def load(self, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -105,6 +108,10 @@ class Rank:
             self._decoder.pack()
         self._layout = KVLayout.of(self.model_config, self._decoder.shard, config.block_size, self.dtype)
 
+    def block_counts(self) -> BlockCounts:
+        """What fits this rank's memory, device and host; see ``max_num_blocks``."""
+        return BlockCounts(self.max_num_blocks(), self.config.swap_space_bytes // self._layout.block_bytes)
+
     def max_num_blocks(self) -> int:
         """Return how many KV blocks this rank's memory holds; a group must take the least of its ranks'.
 
@@ -127,10 +134,11 @@ class Rank:
             )
         return num_blocks
 
-    def allocate(self, num_blocks: int) -> None:
-        """Take memory for ``num_blocks`` blocks and for the rows of the batch."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Take memory for blocks of both tiers and for the rows of the batch."""
         config = self.config
         self._kv_cache = self._layout.allocate(num_blocks, self.device)
+        self._copies = self._make_copies(self._kv_cache, num_host_blocks) if num_host_blocks else None
         self._batch = Batch(config.max_num_seqs, self.max_model_len, config.block_size, self.device)
         self._pooler = Pooler()
         self._sampler = RowSampler(config.max_num_seqs, self.model_config.eos_token_ids, self._batch)
@@ -168,12 +176,17 @@ class Rank:
             launched = self._run(launched, self._late_masks_for(launched))
         if launched.done is not None:
             launched.done.synchronize()
+        copies = self._report_copies(launched.plan)
         return StepResult(
             step_id=launched.plan.step_id,
             token_ids=launched.token_ids.tolist(),
             logprobs=launched.logprobs.by_row() if launched.logprobs is not None else None,
             elapsed_s=time.perf_counter() - launched.started_s,
             pooled=launched.pooled.by_row(len(launched.token_ids)) if launched.pooled is not None else None,
+            copied=copies.copied,
+            num_copied_blocks=copies.num_blocks,
+            copied_s=copies.elapsed_s,
+            corrupt_blocks=copies.corrupt_blocks,
         )
 
     def ready(self) -> bool:
@@ -201,10 +214,12 @@ class Rank:
         assert not plan.deferred or late_masks is not None, (
             "the step waits for masks that no plan has brought"
         )
-        started_s = time.perf_counter()
         assert self._group is not None, "weights are loaded before the first step"
         assert self._kv_cache is not None, "memory is allocated before the first step"
-        if not plan.rows:  # it was there for its masks alone
+        if self._copies is not None:
+            self._copies.begin(plan)
+        started_s = time.perf_counter()
+        if not plan.rows:  # it was there for its masks or copies alone
             return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None)
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
@@ -231,6 +246,25 @@ class Rank:
             self._group.broadcast(token_ids)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
         return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, None))
+
+    def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
+        host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
+        if self.device.type == "cuda":
+            return CudaBlockCopies(kv_cache, host)
+        return BlockCopies(kv_cache, host, self.config.copy_bytes_per_s)
+
+    def _report_copies(self, plan: StepPlan) -> CopyReport:
+        """Which copies are done; a plan that awaits them waits for all.
+
+        Raises:
+            RuntimeError: a copy went wrong on a rank that the brain does not hear: the group must end.
+        """
+        if self._copies is None:
+            return CopyReport()
+        report = self._copies.report(waits=plan.awaits_copies)
+        if report.corrupt_blocks and self.config.tp_rank != 0:
+            raise RuntimeError(f"blocks {report.corrupt_blocks} came back from the host corrupted")
+        return report
 
     def _pool(self, plan: StepPlan, attended: Tensor, residual: Tensor) -> PooledRows | None:
         """Vectors of prompts that end with this step, where any were asked for."""

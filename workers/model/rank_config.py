@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workers.checkpoint.model_config import ModelConfig
@@ -14,6 +15,26 @@ RANK_ENVIRONMENT = {
 }
 """What a rank's process needs in its environment before torch looks: NVLink multicast off, since a program that dies
 while it uses it can take the host's other GPUs with it; and each rank may see one device alone, number 0 to all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """KV blocks that fit a rank's memory."""
+
+    device: int
+    host: int
+
+    @classmethod
+    def least(cls, counts: Iterable[BlockCounts]) -> BlockCounts:
+        """What fits every rank of a group."""
+        listed = list(counts)
+        return cls(min(one.device for one in listed), min(one.host for one in listed))
+
+    def limited(self, num_device_blocks: int | None) -> BlockCounts:
+        """The same with no more than ``num_device_blocks`` on the device; None: no limit."""
+        return (
+            self if num_device_blocks is None else BlockCounts(min(self.device, num_device_blocks), self.host)
+        )
 
 
 @dataclass(frozen=True, slots=True)

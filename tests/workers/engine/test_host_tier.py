@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.engine.cost_model import CostModel
+
+TIGHT = {"num_blocks": 8, "block_size": 2, "num_host_blocks": 16, "preemption_mode": "swap"}
+TEXT = list(range(100, 130))
+
+
+def run_until_preempted(bench) -> None:
+    while not bench.engine.load().num_preemptions:
+        bench.step()
+
+
+def test_a_preempted_request_is_copied_out_and_back_and_computes_nothing_twice(make_bench) -> None:
+    bench = make_bench(**TIGHT, enable_prefix_caching=False)
+    bench.add(6, max_tokens=9)
+    bench.add(6, max_tokens=9)
+    plans = []
+
+    while bench.engine.has_work:
+        while (plan := bench.plan()) is not None:
+            plans.append(plan)
+        bench.apply()
+
+    bench.assert_all_as_expected()
+    load = bench.engine.load()
+    assert (load.num_preemptions, load.num_swap_preemptions) == (1, 1)
+    assert load.num_blocks_swapped_out == load.num_blocks_swapped_in > 0
+    assert sum(plan.num_batched_tokens for plan in plans) == 2 * (6 + 8)
+    outs = [copy for plan in plans for copy in plan.swap_out]
+    ins = [copy for plan in plans for copy in plan.swap_in]
+    assert [(copy.host, copy.generation) for copy in ins] == [(copy.host, copy.generation) for copy in outs]
+
+
+def test_others_compute_while_blocks_are_on_their_way(make_bench) -> None:
+    bench = make_bench(
+        num_blocks=20, block_size=2, num_host_blocks=100, max_num_batched_tokens=20, copy_lag=3
+    )
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+    for _ in range(3):
+        evict_text(bench)
+    bench.add(2, max_tokens=10)
+    again = bench.add(TEXT[:9], max_tokens=2)
+
+    plans = [bench.plan()]
+    bench.apply()
+    while again not in bench.finish_reasons:
+        plans.append(bench.plan())
+        bench.apply()
+
+    assert len(plans[0].swap_in) == 4
+    assert [len(plan.rows) for plan in plans] == [1, 1, 1, 1, 2, 2]  # four steps of the other, then both
+    assert [plan.starts[-1] for plan in plans[4:]] == [8, 9]
+    bench.run()
+    bench.assert_all_as_expected()
+
+
+@pytest.mark.parametrize(("copy_block_s", "is_swapped"), [(1e-6, True), (1.0, False)])
+def test_what_takes_less_time_is_done(make_bench, copy_block_s: float, is_swapped: bool) -> None:
+    cost = CostModel(copy_base_s=0.0, copy_block_s=copy_block_s)
+    bench = make_bench(**{**TIGHT, "preemption_mode": "auto"}, cost=cost)
+    bench.add(6, max_tokens=9)
+    bench.add(6, max_tokens=9)
+
+    run_until_preempted(bench)
+
+    assert bool(bench.engine.load().num_swap_preemptions) is is_swapped
+    bench.run()
+    bench.assert_all_as_expected()
+
+
+def test_a_full_host_tier_means_recomputing(make_bench) -> None:
+    bench = make_bench(**{**TIGHT, "num_host_blocks": 2})
+    bench.add(6, max_tokens=9)
+    bench.add(6, max_tokens=9)
+
+    bench.run()
+
+    bench.assert_all_as_expected()
+    assert bench.engine.load().num_preemptions == 1
+    assert bench.engine.load().num_swap_preemptions == 0
+
+
+def test_preempted_requests_leave_a_share_of_the_host_to_prefixes(make_bench) -> None:
+    bench = make_bench(**{**TIGHT, "num_host_blocks": 6}, kv_host_fraction=0.75)
+    bench.add(6, max_tokens=9)
+    bench.add(6, max_tokens=9)
+
+    bench.run()
+
+    assert bench.engine.load().num_preemptions == 1
+    assert bench.engine.load().num_swap_preemptions == 0  # it would take more than a quarter
+
+
+def test_a_request_cancelled_while_it_is_away_gives_its_host_blocks_back(make_bench) -> None:
+    bench = make_bench(**TIGHT)
+    bench.add(6, max_tokens=9)
+    young = bench.add(6, max_tokens=9)
+    run_until_preempted(bench)
+    assert bench.engine.load().num_free_host_blocks < 16
+
+    bench.engine.abort(young)
+    bench.run()
+
+    assert bench.engine.load().num_free_host_blocks == 16
+
+
+def test_a_request_that_comes_back_corrupted_is_computed_again(make_bench) -> None:
+    bench = make_bench(**TIGHT, copy_lag=1)
+    bench.add(6, max_tokens=9)
+    bench.add(6, max_tokens=9)
+    run_until_preempted(bench)
+    while not bench.rank.host_blocks:
+        bench.step()
+    for host_block in bench.rank.host_blocks:
+        bench.rank.flip(host_block)
+
+    bench.run()
+
+    bench.assert_all_as_expected()
+    load = bench.engine.load()
+    assert load.num_corrupt_blocks == load.num_blocks_swapped_in > 0
+
+
+def evict_text(bench) -> None:
+    """Use the device's blocks for other prompts until the text's are on the host alone."""
+    for number in range(6):
+        bench.add([number, *range(9)], max_tokens=1)
+        bench.run()
+
+
+def test_cold_prefixes_drift_to_the_host_and_are_found_there(make_bench) -> None:
+    bench = make_bench(num_blocks=12, block_size=2, num_host_blocks=100, max_num_batched_tokens=12)
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+    stored = bench.engine.drain_cache_events().stored
+    evict_text(bench)
+    events = bench.engine.drain_cache_events()
+    assert set(stored) <= set(events.offloaded)
+
+    again = bench.add(TEXT[:9], max_tokens=2)
+    bench.run()
+
+    assert [output.num_cached_tokens for output in bench.outputs if output.request_id == again] == [8, None]
+    assert bench.engine.load().num_host_cached_tokens == 8
+    bench.assert_all_as_expected()
+    assert set(stored) <= set(bench.engine.drain_cache_events().stored)
+
+
+def test_siblings_wait_for_one_copy_of_their_prefix(make_bench) -> None:
+    bench = make_bench(
+        num_blocks=20, block_size=2, num_host_blocks=100, max_num_batched_tokens=20, copy_lag=3
+    )
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+    for _ in range(3):
+        evict_text(bench)
+        bench.add(list(range(50, 64)), max_tokens=1)
+        bench.run()
+
+    before = bench.engine.load().num_blocks_swapped_in
+    for seed in range(3):
+        bench.add(TEXT[:9], max_tokens=2, seed=seed)
+    bench.run()
+
+    assert bench.engine.load().num_blocks_swapped_in - before <= 4
+    bench.assert_all_as_expected()
+
+
+def test_a_copy_that_takes_longer_than_computing_is_not_made(make_bench) -> None:
+    cost = CostModel(copy_block_s=1.0)
+    bench = make_bench(num_blocks=12, block_size=2, num_host_blocks=100, max_num_batched_tokens=12, cost=cost)
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+    evict_text(bench)
+
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+
+    assert bench.engine.load().num_blocks_swapped_in == 0
+    bench.assert_all_as_expected()
+
+
+def test_no_request_is_preempted_more_often_than_allowed(make_bench) -> None:
+    bench = make_bench(num_blocks=9, block_size=1, max_preemptions=1, enable_prefix_caching=False)
+    for _ in range(4):
+        bench.add(1, max_tokens=8)
+
+    bench.run()
+
+    bench.assert_all_as_expected()
+    assert {output.num_preemptions for output in bench.outputs} == {0, 1}
+
+
+def test_waiting_siblings_are_queued_work_once(make_bench) -> None:
+    bench = make_bench(block_size=4, max_num_seqs=1)
+    bench.add(3, max_tokens=8)
+    bench.step()
+
+    for seed in range(3):
+        bench.add(TEXT[:18], seed=seed)
+
+    assert bench.engine.load().num_queued_tokens == 18 + 2 + 2
+    bench.run()
+    bench.assert_all_as_expected()

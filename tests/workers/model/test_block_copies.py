@@ -1,0 +1,160 @@
+"""Blocks that go to the host and come back: same tokens, and what is spoiled there is computed again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workers.checkpoint.model_config import ModelConfig
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.plan import BlockCopy, StepPlan
+from workers.engine.request import ChoiceParams, EngineRequest
+from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
+from workers.model.rank import Rank
+
+CONFIG = ModelConfig("llama", 64, 96, 2, 4, 2, head_dim=16, vocab_size=500, max_position_embeddings=256)
+NUM_HOST_BLOCKS = 40
+
+
+def make_plan(step_id: int, swap_out=(), swap_in=()) -> StepPlan:
+    return StepPlan(step_id, [], [], [], [], [], [], list(swap_out), list(swap_in))
+
+
+class Crowd:
+    """Requests that do not fit the device together, on a model of random weights."""
+
+    def __init__(self, make_rank, num_blocks: int, preemption_mode: str = "swap", **fields: object) -> None:
+        self.rank: Rank = make_rank(num_blocks, load_format="dummy", model_config=CONFIG, **fields)
+        self.rank.allocate(num_blocks, NUM_HOST_BLOCKS)
+        config = EngineConfig(
+            max_model_len=256,
+            num_blocks=num_blocks,
+            num_host_blocks=NUM_HOST_BLOCKS,
+            preemption_mode=preemption_mode,
+            max_num_batched_tokens=64,
+        )
+        self.engine = Engine(config)
+        self.token_ids: dict[str, list[int]] = {}
+
+    def add(self, number: int, prompt_len: int = 40, max_tokens: int = 60) -> None:
+        prompt = [(7 * number + i * i) % 490 for i in range(prompt_len)]
+        params = ChoiceParams(
+            max_tokens, seed=number, temperature=0.7, presence_penalty=0.5, ignore_eos=True, top_k=20
+        )
+        self.token_ids[str(number)] = []
+        self.engine.add(EngineRequest(str(number), prompt, params), 0.0)
+
+    def step(self) -> None:
+        while (plan := self.engine.plan(0.0)) is not None:
+            self.rank.launch(plan)
+        for output in self.engine.apply(self.rank.collect(), 0.0):
+            self.token_ids[output.request_id] += output.token_ids
+        self.engine.check()
+
+    def run(self) -> dict[str, list[int]]:
+        while self.engine.has_work:
+            self.step()
+        return self.token_ids
+
+
+@pytest.fixture
+def expected(make_rank) -> dict[str, list[int]]:
+    crowd = Crowd(make_rank, num_blocks=64)
+    for number in range(4):
+        crowd.add(number)
+    token_ids = crowd.run()
+    assert crowd.engine.load().num_preemptions == 0
+    return token_ids
+
+
+@pytest.mark.parametrize("fields", [{}, {"copy_bytes_per_s": 1e7}, {"kv_checksum": True}])
+def test_swapped_requests_yield_what_they_would_have_without(make_rank, expected, fields) -> None:
+    crowd = Crowd(make_rank, num_blocks=17, **fields)
+    for number in range(4):
+        crowd.add(number)
+
+    assert crowd.run() == expected
+
+    load = crowd.engine.load()
+    assert load.num_swap_preemptions > 0
+    assert load.num_blocks_swapped_in > 0
+    assert load.num_corrupt_blocks == 0
+    assert load.num_free_host_blocks == load.num_host_blocks
+
+
+def test_a_flipped_byte_on_the_host_is_seen_and_the_request_computed_again(make_rank, expected) -> None:
+    crowd = Crowd(make_rank, num_blocks=17, kv_checksum=True)
+    for number in range(4):
+        crowd.add(number)
+    while not crowd.engine.load().num_blocks_swapped_out:
+        crowd.step()
+
+    while crowd.engine.has_work:
+        crowd.rank._copies._host.memory.view(torch.uint8).reshape(NUM_HOST_BLOCKS, -1)[:, 100] += 1
+        crowd.step()
+
+    load = crowd.engine.load()
+    assert load.num_corrupt_blocks == load.num_blocks_swapped_in > 0
+    assert crowd.token_ids == expected
+
+
+def test_a_cold_prefix_comes_back_from_the_host(make_rank) -> None:
+    crowd = Crowd(make_rank, num_blocks=17)
+    crowd.add(0, prompt_len=100, max_tokens=1)
+    crowd.run()
+    for number in range(1, 5):  # they take all blocks in turn
+        crowd.add(number, prompt_len=100, max_tokens=8)
+        crowd.run()
+    first = crowd.token_ids.pop("0")
+
+    crowd.add(0, prompt_len=100, max_tokens=1)
+
+    assert crowd.run()["0"] == first
+    assert crowd.engine.load().num_host_cached_tokens == 96
+
+
+def test_copies_of_one_plan_go_out_before_others_come_in() -> None:
+    kv = torch.arange(12.0).view(3, 2, 2)
+    copies = BlockCopies(kv, HostBlocks(allocate_host(2, kv), has_checksums=False))
+    copies.begin(make_plan(0, swap_out=[BlockCopy(0, 1, 1)]))
+
+    copies.begin(make_plan(1, swap_out=[BlockCopy(1, 0, 1)], swap_in=[BlockCopy(2, 1, 1)]))
+
+    report = copies.report(waits=False)
+    assert (report.copied, report.num_blocks, report.corrupt_blocks) == (1, 3, [])
+    assert torch.equal(kv[2], kv[0])
+
+
+def test_copies_out_of_order_are_seen_by_their_generation() -> None:
+    kv = torch.arange(12.0).view(3, 2, 2)
+    before = kv.clone()
+    copies = BlockCopies(kv, HostBlocks(allocate_host(2, kv), has_checksums=False))
+    copies.begin(make_plan(0, swap_out=[BlockCopy(0, 0, 1)]))
+
+    copies.begin(make_plan(1, swap_in=[BlockCopy(2, 0, 2)]))  # the copy out of generation 2 has not come yet
+    copies.begin(make_plan(2, swap_out=[BlockCopy(1, 0, 2)]))
+
+    assert copies.report(waits=False).corrupt_blocks == [2]
+    assert torch.equal(kv, before)
+
+
+def test_a_slow_link_says_later_that_it_is_done() -> None:
+    kv = torch.zeros(4, 250)  # 1000 bytes a block
+    now_s = [0.0]
+
+    def sleep(duration_s: float) -> None:
+        now_s[0] += duration_s
+
+    copies = BlockCopies(
+        kv, HostBlocks(allocate_host(4, kv), False), bytes_per_s=1000.0, clock=lambda: now_s[0], sleep=sleep
+    )
+    copies.begin(make_plan(0, swap_out=[BlockCopy(0, 0, 1), BlockCopy(1, 1, 1)]))
+    copies.begin(make_plan(1, swap_out=[BlockCopy(2, 2, 1)]))
+
+    assert copies.report(waits=False).copied == -1
+    now_s[0] = 2.5
+    report = copies.report(waits=False)
+    assert (report.copied, report.num_blocks, report.elapsed_s) == (0, 2, 2.0)
+    report = copies.report(waits=True)
+    assert (report.copied, report.num_blocks, now_s[0]) == (1, 1, 3.0)
