@@ -96,12 +96,17 @@ class HttpIngress:
         from router import membership
         from router.app import build_app
         from router.ingress import Ingress
+        from router.rpc.server import start_rpc_server
 
         self._handles: dict[str, Any] = {}
         self._follow(config.models)
         self._ingress = Ingress(config)
         await self._ingress.start(membership.shared())
         self._app = build_app(self._ingress, sends_request_id=False)
+        self._rpc: Any = None
+        if config.rpc is not None:
+            state = self._app.state
+            self._rpc, _ = await start_rpc_server(config.rpc, self._ingress, state.metrics, state.keys)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve the models of ``user_config["models"]`` (``ModelSpec``) from now on, without a restart.
@@ -121,6 +126,9 @@ class HttpIngress:
         return self._app
 
     async def __del__(self) -> None:
+        rpc = self._ingress.config.rpc
+        if self._rpc is not None and rpc is not None:
+            await self._rpc.stop(rpc.grace_s)
         await self._ingress.stop()
 
     def _follow(self, models: Sequence[ServedModelConfig]) -> None:

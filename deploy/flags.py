@@ -23,8 +23,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
     ),
     "Endpoint": (
-        "host", "port", "api_key", "api_keys", "ssl_keyfile", "ssl_certfile", "allowed_origins", "max_logprobs",
-        "max_body_bytes", "haproxy", "ingress_replicas",
+        "host", "port", "grpc_port", "api_key", "api_keys", "ssl_keyfile", "ssl_certfile", "allowed_origins",
+        "max_logprobs", "max_body_bytes", "haproxy", "ingress_replicas",
     ),
     "Replicas": (
         "replicas", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",

@@ -16,10 +16,11 @@ from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
 from deploy.preflight import check_cluster
 from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
+from deploy.runtime import port_is_free
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
 from deploy.tls import tls_files
-from router.config import IngressConfig, Limits, Timeouts
+from router.config import IngressConfig, Limits, RpcConfig, Timeouts
 from router.tenancy.key_source import read_keys
 from router.tenancy.keys import KeyRing, ring_of_keys
 from workers.checkpoint.model_config import read_model_config
@@ -96,6 +97,7 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
         trace_folder=trace_folder,
         allowed_origins=settings.allowed_origins,
         keys=key_ring(settings),
+        rpc=_rpc_config(settings),
         key_file=settings.api_keys and settings.api_keys.absolute(),
     )
     return replica, ingress
@@ -110,6 +112,24 @@ def key_ring(settings: ServeSettings) -> KeyRing | None:
     if settings.api_keys is not None:
         read_keys(settings.api_keys)
     return ring_of_keys(settings.api_key) if settings.api_key else None
+
+
+def _rpc_config(settings: ServeSettings) -> RpcConfig | None:
+    if settings.grpc_port is None:
+        return None
+    if not port_is_free(settings.host, settings.grpc_port):
+        raise InvalidRequest(
+            f"port {settings.grpc_port} on {settings.host} is in use: choose another with --grpc-port",
+            "grpc_port",
+        )
+    tls = tls_files(settings)
+    return RpcConfig(
+        settings.host,
+        settings.grpc_port,
+        tls.key if tls else None,
+        tls.certificate if tls else None,
+        settings.drain_timeout_s,
+    )
 
 
 def _check_writable(folder: Path) -> None:

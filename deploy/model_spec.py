@@ -21,7 +21,7 @@ from workers.engine.errors import InvalidRequest
 _NOT_OF_A_MODEL = {
     *("model", "served_model_name", "host", "port", "replicas", "ingress_replicas", "haproxy", "policy"),
     *("device", "max_body_bytes", "replica_wait_s", "record_trace", "api_key", "api_keys", "allowed_origins"),
-    *("ssl_keyfile", "ssl_certfile", "max_logprobs"),
+    *("ssl_keyfile", "ssl_certfile", "max_logprobs", "grpc_port"),
 }
 """Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
 

@@ -45,6 +45,8 @@ class ServeSettings(BaseSettings):
     """Interface of every socket of the cluster."""
     port: int = Field(8000, ge=1, le=65535)
     """Port of the OpenAI API."""
+    grpc_port: int | None = Field(None, ge=1, le=65535)
+    """Port of the gRPC API (router/rpc/proto/inference.proto). Default: none."""
     api_key: Words = ()
     """A key that callers must show; may be given several times. Others see flags: better a file, or SHOAL_API_KEY."""
     api_keys: Path | None = None

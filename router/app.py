@@ -150,7 +150,9 @@ def build_app(
     app.add_exception_handler(RequestValidationError, errors.answer_bad_query)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.sleep = sleep
+    app.state.metrics = metrics
     source = KeySource(ingress.config.keys, ingress.config.key_file, time.monotonic)
+    app.state.keys = source
     app.add_middleware(DoorMiddleware, source=source)
     app.add_middleware(
         CORSMiddleware,

@@ -67,6 +67,19 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class RpcConfig:
+    """Where the gRPC server of each ingress listens, and with which certificate."""
+
+    host: str
+    port: int
+    key: Path | None = None
+    """PEM; None: plain."""
+    certificate: Path | None = None
+    grace_s: float = 60.0
+    """For the calls of an ingress that leaves."""
+
+
+@dataclass(frozen=True, slots=True)
 class IngressConfig:
     """Settings of one ingress process."""
 
@@ -81,6 +94,8 @@ class IngressConfig:
     """Keys of which callers must show one; None: everybody may call, unless ``key_file`` is set."""
     key_file: Path | None = None
     """Further keys, in a file that is read again when it changes."""
+    rpc: RpcConfig | None = None
+    """None: no gRPC for users."""
     max_index_hashes: int = 8_000_000
     """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""
     trace_folder: Path | None = None

@@ -64,9 +64,9 @@ class GenerationResponse(Response):
         error_event: Callable[[dict[str, Any]], bytes] = sse.event,
     ) -> None:
         super().__init__()
-        self._generation = generation
+        self.generation = generation
         self._encoder = encoder
-        self._timer = timer
+        self.timer = timer
         self._is_stream = is_stream
         self._end_of_stream = end_of_stream
         self._error_event = error_event
@@ -84,12 +84,12 @@ class GenerationResponse(Response):
             await unless_disconnected(receive, self._stream(writer))
 
     async def _whole(self, send: Send) -> None:
-        generation, encoder = self._generation, self._encoder
+        generation, encoder = self.generation, self._encoder
         try:
             await generation.start()
             while not generation.is_finished:
                 deltas = await generation.next()
-                self._timer.first_token()
+                self.timer.first_token()
                 encoder.collect(deltas)
             whole = encoder.whole(generation)
             if self._is_explained:
@@ -97,17 +97,17 @@ class GenerationResponse(Response):
             body = orjson.dumps(whole)
         finally:
             generation.close()
-            self._timer.end(generation)
+            self.timer.end(generation)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, writer: EventWriter) -> None:
-        generation, encoder = self._generation, self._encoder
+        generation, encoder = self.generation, self._encoder
         try:
             await generation.start()
             deltas = await generation.next()
-            self._timer.first_token()
+            self.timer.first_token()
             await writer.begin()
             events = encoder.begin()
             chunk = encoder.chunk
@@ -143,7 +143,7 @@ class GenerationResponse(Response):
             await writer.end(self._error_event(internal_error_object()))
         finally:
             generation.close()
-            self._timer.end(generation)
+            self.timer.end(generation)
 
 
 def _wants_explanation(scope: Scope) -> bool:

@@ -1,0 +1,1 @@
+"""The API for users over gRPC: the contract, the service, the server."""

@@ -1,0 +1,1 @@
+"""The contract between users and an ingress, as gRPC messages."""
