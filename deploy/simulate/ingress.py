@@ -60,7 +60,11 @@ class SimulatedIngress:
         events = report.events
         if events is not None:
             is_in_order = self.index.apply(
-                view.replica_id, events.first_sequence, b"".join(events.stored), b"".join(events.evicted)
+                view.replica_id,
+                events.first_sequence,
+                b"".join(events.stored),
+                b"".join(events.evicted),
+                b"".join(events.offloaded),
             )
             assert is_in_order, f"events of {view.replica_id} are missing"
 
