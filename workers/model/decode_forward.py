@@ -10,6 +10,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from workers.model.linear import Linear, normed_for
 from workers.model.llama import LlamaDecoder
+from workers.model.mlp import DenseMlp
 from workers.model.shard_loader import DecoderLayer
 
 
@@ -40,19 +41,21 @@ class DecodeForward:
             run = self._run_one_of_group if is_one else self._run_many
         else:
             run = self._run_one if is_one else self._run_many
+        if self._decoder.embedding_scale != 1.0:
+            residual.mul_(self._decoder.embedding_scale)
         return run(residual, positions, slots, attention)
 
     def _run_one(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
     ) -> Tensor:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        for index, layer in enumerate(decoder.layers):
+        for index, (layer, mlp) in enumerate(self._layers()):
             qkv = layer.qkv.normed(residual, layer.attention_norm, eps)
             attended = self._attend(layer, index, qkv, positions, slots, attention)
             layer.attention_out.add_to(residual, attended)
-            gated = layer.gate_up.normed_gate_up(residual, layer.mlp_norm, eps)
-            layer.down.add_to(residual, gated)
-        return decoder.head.normed(residual, decoder.norm, eps, self._logits[:1])
+            gated = mlp.gate_up.normed_gate_up(residual, layer.mlp_norm, eps)
+            mlp.down.add_to(residual, gated)
+        return decoder.capped(decoder.head.normed(residual, decoder.norm, eps, self._logits[:1]))
 
     def _run_one_of_group(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
@@ -60,15 +63,15 @@ class DecodeForward:
         """Sums over ranks stand where ``_run_one`` folds residual and norm into products."""
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
         hidden = rms_norm(residual, decoder.layers[0].attention_norm, eps)
-        for index, layer in enumerate(decoder.layers):
+        for index, (layer, mlp) in enumerate(self._layers()):
             qkv = layer.qkv.normed(hidden, None, eps)
             attended = self._attend(layer, index, qkv, positions, slots, attention)
             out = layer.attention_out.normed(attended, None, eps)
             hidden = decoder.group.add_rms_norm(out, residual, layer.mlp_norm, eps)
-            gated = layer.gate_up.normed_gate_up(hidden, None, eps)
-            out = layer.down.normed(gated, None, eps)
+            gated = mlp.gate_up.normed_gate_up(hidden, None, eps)
+            out = mlp.down.normed(gated, None, eps)
             hidden = decoder.group.add_rms_norm(out, residual, self._next_norm(index), eps)
-        return self._gather(decoder.head.normed(hidden, None, eps))
+        return decoder.capped(self._gather(decoder.head.normed(hidden, None, eps)))
 
     def _run_many(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
@@ -82,8 +85,14 @@ class DecodeForward:
             hidden = decoder.finish_layer(index, attended, residual)
         head = decoder.head
         if decoder.group.size == 1 and isinstance(head, Linear) and isinstance(hidden, Tensor):
-            return torch.mm(hidden, head.weight.t(), out=self._logits[: hidden.shape[0]])
-        return self._gather(head(hidden))
+            logits = torch.mm(hidden, head.weight.t(), out=self._logits[: hidden.shape[0]])
+            return decoder.capped(logits)
+        return decoder.capped(self._gather(head(hidden)))
+
+    def _layers(self) -> list[tuple[DecoderLayer, DenseMlp]]:
+        """Layers with the MLPs that ``LlamaDecoder.fuses_one_row`` vouches for."""
+        layers = self._decoder.layers
+        return [(layer, layer.mlp) for layer in layers if isinstance(layer.mlp, DenseMlp)]
 
     def _next_norm(self, index: int) -> Tensor:
         """The norm that follows layer ``index``."""
@@ -109,12 +118,20 @@ class DecodeForward:
             qkv,
             positions,
             slots,
-            decoder.cos_sin,
+            decoder.cos_sin[index],
             self._kv_cache,
             index,
             layer.q_norm,
             layer.k_norm,
             decoder.config.rms_norm_eps,
         )
-        attended = decode_attention(q, self._kv_cache, index, attention, decoder.scale)
+        attended = decode_attention(
+            q,
+            self._kv_cache,
+            index,
+            attention,
+            decoder.scale,
+            window=layer.window,
+            soft_cap=decoder.config.attention_soft_cap,
+        )
         return attended.view(qkv.shape[0], -1)

@@ -126,9 +126,17 @@ class Linear:
         return norm_gate_up(x, norm, self._weight, eps)
 
 
-def normed_for(
-    linear: LinearLayer, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float
-) -> Activations:
+class _Target(Protocol):
+    """What activations are made for."""
+
+    @property
+    def rows_dtype(self) -> torch.dtype | None: ...
+
+    @property
+    def fixed_scale(self) -> float | None: ...
+
+
+def normed_for(linear: _Target, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> Activations:
     """Normalise ``x``, added to ``residual`` in place where there is one, into what ``linear`` multiplies."""
     if linear.rows_dtype is not None:
         return rms_norm_rows(x, residual, norm, eps, linear.rows_dtype, linear.fixed_scale)

@@ -1,4 +1,4 @@
-"""The Llama family's decoder over a paged KV cache: Llama, Mistral, SmolLM, Qwen2 (biases), Qwen3 (q and k norms)."""
+"""Llama's decoder and its relatives over a paged KV cache; what families differ by stands in ``ModelConfig``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from torch import Tensor
 from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
-from workers.model.linear import Activations, LinearLayer, gated_for, normed_for
+from workers.model.linear import Activations, LinearLayer, normed_for
+from workers.model.mlp import Mlp
 from workers.model.rope import rope_table
 from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
@@ -42,22 +44,34 @@ class LlamaDecoder:
         self.device = device
         self.dtype = dtype
         self.group = group
-        loader = ShardLoader(config, self.shard, source, quantization, device, dtype)
-        self.scale = config.head_dim**-0.5
+        loader = ShardLoader(config, self.shard, group.rank, group.size, source, quantization, device, dtype)
+        self.scale = config.score_scale
         self.vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
         self.embedding = loader.embedding()
         self.layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
             self.layers.append(loader.layer(index))
             progress((index + 1) / (config.num_layers + 1))
-        self.norm = loader.whole("model.norm.weight", (config.hidden_size,))
+        self.norm = loader.norm("model.norm.weight", config.hidden_size)
         self.head = loader.head(self.embedding)
-        self.cos_sin = rope_table(config, num_positions).to(device)
+        kinds = [config.rope_kind(index) for index in range(config.num_layers)]
+        tables = {kind: rope_table(config, num_positions, kind).to(device) for kind in dict.fromkeys(kinds)}
+        self.cos_sin = [tables[kind] for kind in kinds]
+        # As transformers rounds it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         progress(1.0)
 
     def linears(self) -> list[LinearLayer]:
         """All projections, the head last."""
         return [linear for layer in self.layers for linear in layer.linears()] + [self.head]
+
+    @property
+    def fuses_one_row(self) -> bool:
+        """True where products of one row can take norms, residual and SiLU in (``LinearLayer.normed`` and so on)."""
+        config = self.config
+        is_plain = config.activation == "silu" and config.experts is None and not config.has_post_norms
+        has_bias = config.has_out_bias or config.has_mlp_bias
+        return is_plain and not has_bias and all(linear.fuses_one_row for linear in self.linears())
 
     def pack(self) -> None:
         """Lay out the linear weights for this CPU."""
@@ -85,7 +99,12 @@ class LlamaDecoder:
         if sample_tokens.shape[0] == 0:
             return residual.new_empty(0, self.config.vocab_size)
         hidden = self.hidden(attended, residual, sample_tokens)
-        return self.group.gather_columns(self.head(hidden), self.vocab_widths)
+        return self.capped(self.group.gather_columns(self.head(hidden), self.vocab_widths))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Bend ``logits`` towards the family's limit, in place."""
+        cap = self.config.logit_soft_cap
+        return logits if cap == 0 else logits.div_(cap).tanh_().mul_(cap)
 
     def hidden(self, attended: Tensor, residual: Tensor, tokens: Tensor) -> Tensor:
         """Final hidden states of some tokens of the step, normalised; changes neither argument."""
@@ -96,21 +115,37 @@ class LlamaDecoder:
     def finish_layer(self, index: int, attended: Tensor, residual: Tensor) -> Activations:
         """Do what follows a layer's attention; return what the next layer's first product, or the head, takes."""
         layer = self.layers[index]
-        hidden = self._add_normed(layer.attention_out(attended), residual, layer.mlp_norm, layer.gate_up)
-        out = layer.down(gated_for(layer.down, layer.gate_up(hidden)))
+        out = layer.attention_out(attended)
+        hidden = self._add_normed(out, layer.post_attention_norm, residual, layer.mlp_norm, layer.mlp)
+        out = layer.mlp(hidden)
         if index + 1 == len(self.layers):
-            return self.group.add_rms_norm(out, residual, self.norm, self.config.rms_norm_eps)
+            return self._add_normed(out, layer.post_mlp_norm, residual, self.norm, None)
         following = self.layers[index + 1]
-        return self._add_normed(out, residual, following.attention_norm, following.qkv)
+        return self._add_normed(out, layer.post_mlp_norm, residual, following.attention_norm, following.qkv)
 
-    def _add_normed(self, out: Tensor, residual: Tensor, norm: Tensor, linear: LinearLayer) -> Activations:
-        """Sum ``out`` over ranks, add it to ``residual``, normalise the sum for ``linear``."""
+    def _add_normed(
+        self,
+        out: Tensor,
+        post_norm: Tensor | None,
+        residual: Tensor,
+        norm: Tensor,
+        target: LinearLayer | Mlp | None,
+    ) -> Activations:
+        """Sum ``out`` over ranks, add it to ``residual``, normalise the sum for ``target`` (None: for the head)."""
         eps = self.config.rms_norm_eps
-        if self.group.size > 1:
+        if post_norm is not None:
+            out = rms_norm(self.group.all_reduce(out), post_norm, eps)
+        elif self.group.size > 1 or target is None:
             return self.group.add_rms_norm(out, residual, norm, eps)
-        return normed_for(linear, out, residual, norm, eps)
+        if target is None:
+            return add_rms_norm(out, residual, norm, eps)
+        return normed_for(target, out, residual, norm, eps)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
+        rows = self._embed_rows(token_ids)
+        return rows if self.embedding_scale == 1.0 else rows.mul_(self.embedding_scale)
+
+    def _embed_rows(self, token_ids: Tensor) -> Tensor:
         if self.group.size == 1:
             return torch.nn.functional.embedding(token_ids, self.embedding)
         vocab = self.shard.vocab
@@ -129,7 +164,7 @@ class LlamaDecoder:
             qkv,
             inputs.positions,
             inputs.slots,
-            self.cos_sin,
+            self.cos_sin[index],
             kv_cache,
             index,
             layer.q_norm,
@@ -137,7 +172,8 @@ class LlamaDecoder:
             self.config.rms_norm_eps,
         )
         if inputs.decode_work is not None:
-            return self._attend_by_work(q, index, inputs, inputs.decode_work, kv_cache).view(num_tokens, -1)
+            attended = self._attend_by_work(q, layer, index, inputs, inputs.decode_work, kv_cache)
+            return attended.view(num_tokens, -1)
         parts: list[Tensor] = []
         if num_decodes:
             parts.append(
@@ -149,6 +185,8 @@ class LlamaDecoder:
                     inputs.decode_context_lens,
                     self.scale,
                     inputs.max_decode_context_len,
+                    layer.window,
+                    self.config.attention_soft_cap,
                 )
             )
         if num_decodes < num_tokens:
@@ -161,6 +199,8 @@ class LlamaDecoder:
                     inputs.prefill_query_starts,
                     inputs.prefill_context_lens,
                     self.scale,
+                    window=layer.window,
+                    soft_cap=self.config.attention_soft_cap,
                 )
             )
         if qkv.shape[0] > num_tokens:
@@ -169,12 +209,19 @@ class LlamaDecoder:
         return attended.view(qkv.shape[0], -1)
 
     def _attend_by_work(
-        self, q: Tensor, index: int, inputs: StepInputs, work: DecodeAttention, kv_cache: Tensor
+        self,
+        q: Tensor,
+        layer: DecoderLayer,
+        index: int,
+        inputs: StepInputs,
+        work: DecodeAttention,
+        kv_cache: Tensor,
     ) -> Tensor:
         """Both kinds of rows into one tensor; on CUDA."""
         out = torch.empty_like(q)
+        soft_cap = self.config.attention_soft_cap
         if inputs.num_decodes:
-            decode_attention(q, kv_cache, index, work, self.scale, out)
+            decode_attention(q, kv_cache, index, work, self.scale, out, layer.window, soft_cap)
         if inputs.num_decodes < inputs.num_tokens:
             prefill_attention(
                 q,
@@ -185,5 +232,7 @@ class LlamaDecoder:
                 inputs.prefill_context_lens,
                 self.scale,
                 out,
+                layer.window,
+                soft_cap,
             )
         return out

@@ -10,9 +10,12 @@ from torch import Tensor
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.model.linear import Linear, LinearLayer
+from workers.model.mlp import DenseMlp, ExpertMlp, Mlp, SeparateExpertMlp
 from workers.model.quantized.linears import make_linear
 from workers.model.quantized.readers import LinearPart
-from workers.model.sharding import Shard
+from workers.model.quantized.stored_weight import StoredWeight
+from workers.model.rope import head_order
+from workers.model.sharding import Shard, split_evenly
 from workers.model.tensor_source import TensorSource
 
 
@@ -26,13 +29,17 @@ class DecoderLayer:
     """None for families that do not normalise heads, as ``k_norm``."""
     k_norm: Tensor | None
     attention_out: LinearLayer
+    post_attention_norm: Tensor | None
+    """Of attention's output; None for families that add it as it is, as ``post_mlp_norm``."""
     mlp_norm: Tensor
-    gate_up: LinearLayer
-    down: LinearLayer
+    mlp: Mlp
+    post_mlp_norm: Tensor | None
+    window: int
+    """Tokens that a token attends to; 0: all."""
 
     def linears(self) -> list[LinearLayer]:
         """All projections."""
-        return [self.qkv, self.attention_out, self.gate_up, self.down]
+        return [self.qkv, self.attention_out, *self.mlp.linears()]
 
 
 class ShardLoader:
@@ -42,6 +49,8 @@ class ShardLoader:
         self,
         config: ModelConfig,
         shard: Shard,
+        tp_rank: int,
+        tp_size: int,
         source: TensorSource,
         quantization: Quantization | None,
         device: torch.device,
@@ -50,6 +59,8 @@ class ShardLoader:
         """Read from ``source`` what ``shard`` says, kept as ``quantization`` says, for activations of ``dtype``."""
         self._config = config
         self._shard = shard
+        self._tp_rank = tp_rank
+        self._tp_size = tp_size
         self._source = source
         self._quantization = quantization
         self._device = device
@@ -58,6 +69,13 @@ class ShardLoader:
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that every rank holds."""
         return self._source.read(name, shape).to(self._device, self._dtype)
+
+    def norm(self, name: str, width: int) -> Tensor:
+        """A norm's weight as it multiplies."""
+        if not self._config.has_offset_norms:
+            return self.whole(name, (width,))
+        # The sum would lose digits in 16 bits.
+        return self._source.read(name, (width,)).to(self._device, torch.float32) + 1.0
 
     def embedding(self) -> Tensor:
         """This rank's rows of the embedding, in full."""
@@ -68,63 +86,162 @@ class ShardLoader:
         config = self._config
         if config.tie_word_embeddings:
             return Linear(embedding)
-        return self._linear([("lm_head", config.vocab_size, self._shard.vocab)], config.hidden_size)
+        hidden = config.hidden_size
+        return self._make(
+            [LinearPart("lm_head", (config.vocab_size, hidden), self._shard.vocab, range(hidden))]
+        )
 
     def layer(self, index: int) -> DecoderLayer:
         """Everything of layer ``index``."""
-        config, shard = self._config, self._shard
-        hidden, head_dim = config.hidden_size, config.head_dim
+        config = self._config
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
-        q_rows, kv_rows = _scaled(shard.q_heads, head_dim), _scaled(shard.kv_heads, head_dim)
-        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        projections = [
-            (attention + "q_proj", q_size, q_rows),
-            (attention + "k_proj", kv_size, kv_rows),
-            (attention + "v_proj", kv_size, kv_rows),
-        ]
-        bias = None
-        if config.has_qkv_bias:
-            parts = [
-                self._source.read(f"{name}.bias", (size,))[rows.start : rows.stop]
-                for name, size, rows in projections
-            ]
-            bias = torch.cat(parts).to(self._device, self._dtype)
-        q_norm = k_norm = None
+        hidden, head_dim = config.hidden_size, config.head_dim
+        q_norm = k_norm = post_attention_norm = post_mlp_norm = None
         if config.has_qk_norm:
-            q_norm = self.whole(attention + "q_norm.weight", (head_dim,))
-            k_norm = self.whole(attention + "k_norm.weight", (head_dim,))
-        width = config.intermediate_size
-        gate_up = [(f"{prefix}mlp.{name}", width, shard.intermediate) for name in ("gate_proj", "up_proj")]
+            order = self._head_order()
+            q_norm = self.norm(attention + "q_norm.weight", head_dim)[order]
+            k_norm = self.norm(attention + "k_norm.weight", head_dim)[order]
+        mlp_norm = "post_attention_layernorm.weight"
+        if config.has_post_norms:
+            post_attention_norm = self.norm(prefix + mlp_norm, hidden)
+            post_mlp_norm = self.norm(prefix + "post_feedforward_layernorm.weight", hidden)
+            mlp_norm = "pre_feedforward_layernorm.weight"
+        q_rows = _scaled(self._shard.q_heads, head_dim)
         return DecoderLayer(
-            attention_norm=self.whole(prefix + "input_layernorm.weight", (hidden,)),
-            qkv=self._linear(projections, hidden, bias),
+            attention_norm=self.norm(prefix + "input_layernorm.weight", hidden),
+            qkv=self._qkv(attention),
             q_norm=q_norm,
             k_norm=k_norm,
-            attention_out=self._columns(attention + "o_proj", (hidden, q_size), q_rows),
-            mlp_norm=self.whole(prefix + "post_attention_layernorm.weight", (hidden,)),
-            gate_up=self._linear(gate_up, hidden),
-            down=self._columns(prefix + "mlp.down_proj", (hidden, width), shard.intermediate),
+            attention_out=self._columns(
+                attention + "o_proj", (hidden, config.num_heads * head_dim), q_rows, config.has_out_bias
+            ),
+            post_attention_norm=post_attention_norm,
+            mlp_norm=self.norm(prefix + mlp_norm, hidden),
+            mlp=self._experts(prefix) if config.has_experts(index) else self._mlp(prefix),
+            post_mlp_norm=post_mlp_norm,
+            window=config.window(index),
         )
+
+    def _qkv(self, attention: str) -> LinearLayer:
+        config, shard = self._config, self._shard
+        head_dim, hidden = config.head_dim, config.hidden_size
+        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        q_rows, kv_rows = _scaled(shard.q_heads, head_dim), _scaled(shard.kv_heads, head_dim)
+        if config.architecture == "phi3":
+            # One stored projection holds all three.
+            name, size = attention + "qkv_proj", q_size + 2 * kv_size
+            starts = (0, q_size, q_size + kv_size)
+            sizes = (size, size, size)
+            names = (name, name, name)
+        else:
+            starts, sizes = (0, 0, 0), (q_size, kv_size, kv_size)
+            names = (attention + "q_proj", attention + "k_proj", attention + "v_proj")
+        parts = [
+            LinearPart(name, (size, hidden), range(start + rows.start, start + rows.stop), range(hidden))
+            for name, size, start, rows in zip(names, sizes, starts, (q_rows, kv_rows, kv_rows), strict=True)
+        ]
+        weights = [self._read(part) for part in parts]
+        order = self._head_order()
+        if config.rotary_dim is not None:
+            weights[:2] = [
+                weight.reorder_rows(
+                    (
+                        torch.arange(0, weight.shape[0], head_dim, device=order.device)[:, None] + order
+                    ).flatten()
+                )
+                for weight in weights[:2]
+            ]
+        bias = None
+        if config.has_qkv_bias:
+            assert config.rotary_dim is None, "no family has both biases and partly rotated heads"
+            bias = torch.cat([self._bias(part) for part in parts]).to(self._device, self._dtype)
+        return make_linear(weights, bias, self._device, self._dtype)
+
+    def _head_order(self) -> Tensor:
+        config = self._config
+        return head_order(config.head_dim, config.rotary_dim or config.head_dim).to(self._device)
+
+    def _mlp(self, prefix: str) -> DenseMlp:
+        config, columns = self._config, self._shard.intermediate
+        if config.architecture == "phi3":
+            width, hidden = config.intermediate_size, config.hidden_size
+            name, shape = prefix + "mlp.gate_up_proj", (2 * width, hidden)
+            halves = [columns, range(width + columns.start, width + columns.stop)]
+            parts = [LinearPart(name, shape, rows, range(hidden)) for rows in halves]
+            down = self._columns(prefix + "mlp.down_proj", (hidden, width), columns)
+            return DenseMlp(self._make(parts), down, config.activation)
+        names = (prefix + "mlp.gate_proj", prefix + "mlp.up_proj", prefix + "mlp.down_proj")
+        return self._gated(names, config.intermediate_size, columns, config.has_mlp_bias)
+
+    def _gated(
+        self, names: tuple[str, str, str], width: int, columns: range, has_bias: bool = False
+    ) -> DenseMlp:
+        config = self._config
+        hidden = config.hidden_size
+        parts = [LinearPart(name, (width, hidden), columns, range(hidden)) for name in names[:2]]
+        bias = None
+        if has_bias:
+            bias = torch.cat([self._bias(part) for part in parts]).to(self._device, self._dtype)
+        gate_up = self._make(parts, bias)
+        down = self._columns(names[2], (hidden, width), columns, has_bias)
+        return DenseMlp(gate_up, down, config.activation)
+
+    def _experts(self, prefix: str) -> Mlp:
+        """Every rank holds its columns of every expert."""
+        config = self._config
+        shape = config.experts
+        assert shape is not None, "only layers with experts come here"
+        columns = split_evenly(shape.intermediate_size, self._tp_size, self._tp_rank)
+        if config.architecture == "mixtral":
+            block, kinds = prefix + "block_sparse_moe.", ("w1", "w3", "w2")
+        else:
+            block, kinds = prefix + "mlp.", ("gate_proj", "up_proj", "down_proj")
+        router_shape = (shape.num_experts, config.hidden_size)
+        router = Linear(self.whole(block + "gate.weight", router_shape))
+        names = [
+            tuple(f"{block}experts.{expert}.{kind}" for kind in kinds) for expert in range(shape.num_experts)
+        ]
+        if self._device.type == "cpu":
+            mlps = [
+                self._gated((gate, up, down), shape.intermediate_size, columns) for gate, up, down in names
+            ]
+            return SeparateExpertMlp(shape, router, mlps)
+        hidden, width = config.hidden_size, shape.intermediate_size
+        gate_ups, downs = [], []
+        for gate, up, down in names:
+            halves = [
+                self._read(LinearPart(name, (width, hidden), columns, range(hidden))).dequantize()
+                for name in (gate, up)
+            ]
+            gate_ups.append(torch.cat(halves).to(self._dtype))
+            part = LinearPart(down, (hidden, width), range(hidden), columns)
+            downs.append(self._read(part).dequantize().to(self._dtype))
+        return ExpertMlp(shape, router, torch.stack(gate_ups), torch.stack(downs))
+
+    def _bias(self, part: LinearPart) -> Tensor:
+        return self._source.read(f"{part.name}.bias", part.shape[:1])[part.rows.start : part.rows.stop]
 
     def _vocab_rows(self, name: str) -> Tensor:
         shape, rows = (self._config.vocab_size, self._config.hidden_size), self._shard.vocab
         whole = self._source.read(name, shape)[rows.start : rows.stop]
         return whole.to(self._device, self._dtype).contiguous()
 
-    def _columns(self, name: str, shape: tuple[int, int], columns: range) -> LinearLayer:
-        return self._make([LinearPart(name, shape, range(shape[0]), columns)])
-
-    def _linear(
-        self, projections: list[tuple[str, int, range]], width: int, bias: Tensor | None = None
+    def _columns(
+        self, name: str, shape: tuple[int, int], columns: range, has_bias: bool = False
     ) -> LinearLayer:
-        """Projections of one input: name, rows of the whole, rows of this rank."""
-        parts = [LinearPart(name, (size, width), rows, range(width)) for name, size, rows in projections]
-        return self._make(parts, bias)
+        """A layer whose inputs are split; its outputs are summed over ranks, so that one of them has the bias."""
+        part = LinearPart(name, shape, range(shape[0]), columns)
+        bias = None
+        if has_bias and self._tp_rank == 0:
+            bias = self._bias(part).to(self._device, self._dtype)
+        return self._make([part], bias)
 
     def _make(self, parts: list[LinearPart], bias: Tensor | None = None) -> LinearLayer:
-        weights = [part.read(self._source, self._quantization, self._device) for part in parts]
-        return make_linear(weights, bias, self._device, self._dtype)
+        return make_linear([self._read(part) for part in parts], bias, self._device, self._dtype)
+
+    def _read(self, part: LinearPart) -> StoredWeight:
+        return part.read(self._source, self._quantization, self._device)
 
 
 def _scaled(heads: range, head_dim: int) -> range:

@@ -80,7 +80,7 @@ class GgufSource:
     def __init__(self, path: Path, config: ModelConfig) -> None:
         """Open ``path``."""
         self._file = GgufFile(path)
-        self._names = {hf_name(name): name for name in self._file.shapes}
+        self._names = {hf_name(name, config.has_post_norms): name for name in self._file.shapes}
         # llama.cpp's converter interleaves the halves of q and k heads for this architecture alone.
         self._interleaved_heads = (
             {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}

@@ -34,6 +34,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+}
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
     "llama tied": ("LlamaConfig", {"tie_word_embeddings": True}),
@@ -45,6 +56,54 @@ FAMILIES = {
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "llama with biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "yarn": ("LlamaConfig", {"rope_parameters": YARN_ROPE}),
+    "mistral with a window": ("MistralConfig", {"sliding_window": 24}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3 moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 48,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 6.0,
+        },
+    ),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 24, "layer_types": GEMMA_LAYERS}),
+    "gemma3 scaled": (
+        "Gemma3TextConfig",
+        {"head_dim": 32, "sliding_window": 24, "layer_types": GEMMA_LAYERS, "rope_parameters": GEMMA_ROPE},
+    ),
+    "phi3": ("Phi3Config", {"pad_token_id": 0, "eos_token_id": 1, "sliding_window": 30}),
+    "phi4 mini": (
+        "Phi3Config",
+        {
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + i / 10 for i in range(6)],
+                "long_factor": [1.5 + i for i in range(6)],
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3Config", {"pad_token_id": 0, "no_rope_layers": [1, 0, 1]}),
 }
 
 

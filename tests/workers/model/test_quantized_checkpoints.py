@@ -320,6 +320,7 @@ def test_gguf_blocks_are_kept_and_mean_what_the_library_says(kind: str, tmp_path
 
 class _Config:
     architecture = "qwen2"
+    has_post_norms = False
 
 
 def test_a_safetensors_file_of_another_type_is_refused(tmp_path: Path) -> None:

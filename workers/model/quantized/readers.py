@@ -32,10 +32,12 @@ _LOOKUP_GROUP = 128
 def read_weight(source: TensorSource, name: str, shape: Shape, how: Quantization | None) -> StoredWeight:
     """Read the weight of layer ``name``: as the format stores it, or in full where the layer was left out of it.
 
+    What is quantized at load leaves the logits' projection out, as other engines do.
+
     Raises:
         UserError: tensors are missing or have other shapes than the model's config says.
     """
-    if how is None:
+    if how is None or (how.is_online and name == "lm_head"):
         return DenseWeight(source.read(f"{name}.weight", shape))
     if how.is_online:
         return _quantize(source.read(f"{name}.weight", shape), how)
