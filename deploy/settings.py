@@ -255,4 +255,17 @@ def make_settings(**values: object) -> ServeSettings:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "settings"
         flag = "--" + field.replace("_", "-")
-        raise InvalidRequest(f"{flag} is {first.get('input')!r}: {first['msg'].lower()}", field) from error
+        raise InvalidRequest(
+            f"{flag} is {_shown(first.get('input'))}: {first['msg'].lower()}", field
+        ) from error
+
+
+def _shown(value: object) -> str:
+    """A value as it was written: flags come as text, numbers among them."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return repr(value)
+        return value
+    return repr(value)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from router.openai.errors import BodyTooLarge, invalid_body
+from workers.engine.errors import InvalidRequest
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -15,6 +17,18 @@ _Body = TypeVar("_Body", bound=BaseModel)
 DRAINED = 8
 """Times the limit that is still read, and thrown away, of a body that is too long: many clients look at an
 answer only when they have sent all."""
+
+
+NARROW_BYTES = 16 * 1024
+"""A shorter body cannot hold enough mistakes to matter."""
+
+MAX_FIELDS = 4096
+"""Of any object in a body. pydantic reports every wrong field before the first can be told, 5 us each: a
+megabyte of them would hold up all other streams for half a second."""
+
+
+MAX_CONTAINERS = 20_000
+"""Objects and lists in a body: ten times those of the longest list of texts that is allowed."""
 
 
 async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Body:
@@ -39,7 +53,39 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
                 break
     if num_bytes > max_bytes:
         raise BodyTooLarge(max_bytes)
+    body = b"".join(pieces)
+    _check_width(body)
     try:
-        return model.model_validate_json(b"".join(pieces))
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise invalid_body(error) from None
+
+
+def _check_width(body: bytes) -> None:
+    """Refuse objects with absurdly many fields; whether it is JSON at all is told later.
+
+    Raises:
+        InvalidRequest: an object has more than ``MAX_FIELDS``, or there are more than ``MAX_CONTAINERS``.
+    """
+    if len(body) <= NARROW_BYTES:
+        return
+    try:
+        waiting = [orjson.loads(body)]
+    except orjson.JSONDecodeError:
+        return
+    if not isinstance(waiting[0], dict | list):
+        return
+    num_containers = 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if len(value) > MAX_FIELDS:
+                raise InvalidRequest(f"an object has {len(value)} fields, the limit is {MAX_FIELDS}")
+            value = value.values()
+        inside = [one for one in value if isinstance(one, dict | list)]
+        num_containers += len(inside)
+        if num_containers > MAX_CONTAINERS:
+            raise InvalidRequest(
+                f"the body holds more than {MAX_CONTAINERS} objects and lists, which is the limit"
+            )
+        waiting += inside

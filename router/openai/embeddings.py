@@ -31,9 +31,15 @@ class EmbeddingBody(Body):
     model: str
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag("<one>")]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Tag("<many>")]
-        | Annotated[list[int], Tag("<ids>")]
-        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Tag("<id lists>")],
+        | Annotated[
+            list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True), Tag("<many>")
+        ]
+        | Annotated[list[int], Field(fail_fast=True), Tag("<ids>")]
+        | Annotated[
+            list[Annotated[list[int], Field(min_length=1, fail_fast=True)]],
+            Field(fail_fast=True),
+            Tag("<id lists>"),
+        ],
         Discriminator(input_kind),
     ]
     encoding_format: Literal["float", "base64"] | None = None

@@ -34,7 +34,8 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[list[InputText], Tag("<many>")], Discriminator(_text_kind)
+        Annotated[str, Tag("<one>")] | Annotated[list[InputText], Field(fail_fast=True), Tag("<many>")],
+        Discriminator(_text_kind),
     ]
     id: str | None = None
     status: str | None = None
@@ -95,7 +96,7 @@ class ResponsesBody(Body):
     model: str
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag("<one>")]
-        | Annotated[list[InputItem], Field(min_length=1), Tag("<many>")],
+        | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("<many>")],
         Discriminator(_text_kind),
     ]
     instructions: str | None = None
@@ -103,7 +104,7 @@ class ResponsesBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = Field(None, ge=0)
-    include: list[str] | None = None
+    include: list[str] | None = Field(None, fail_fast=True)
     """ ``message.output_text.logprobs`` asks for log-probabilities; all else is without effect."""
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None

@@ -79,7 +79,8 @@ class SamplingBody(WithoutEffect, StructuredFields):
     max_tokens: int | None = Field(None, ge=0)
     stop: (
         Annotated[
-            Annotated[str, Tag("<one>")] | Annotated[list[str], Tag("<many>")], Discriminator(_one_or_many)
+            Annotated[str, Tag("<one>")] | Annotated[list[str], Field(fail_fast=True), Tag("<many>")],
+            Discriminator(_one_or_many),
         ]
         | None
     ) = None
@@ -87,7 +88,7 @@ class SamplingBody(WithoutEffect, StructuredFields):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     min_tokens: int | None = Field(None, ge=0)
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024, fail_fast=True)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -115,7 +116,8 @@ class ChatMessage(_Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Tag("<many>")], Discriminator(_one_or_many)
+        Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<many>")],
+        Discriminator(_one_or_many),
     ]
     name: str | None = None
     refusal: Unset
@@ -141,11 +143,11 @@ class ChatMessage(_Strict):
 class ChatBody(SamplingBody):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(None, fail_fast=True)
     tools: Unset
     tool_choice: Literal["none", "auto"] | None = None
 
@@ -171,9 +173,13 @@ class CompletionBody(SamplingBody):
 
     prompt: Annotated[
         Annotated[str, Tag("<one>")]
-        | Annotated[list[str], Field(min_length=1), Tag("<many>")]
-        | Annotated[list[int], Tag("<ids>")]
-        | Annotated[list[Annotated[list[int], Field(min_length=1)]], Tag("<id lists>")],
+        | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("<many>")]
+        | Annotated[list[int], Field(fail_fast=True), Tag("<ids>")]
+        | Annotated[
+            list[Annotated[list[int], Field(min_length=1, fail_fast=True)]],
+            Field(fail_fast=True),
+            Tag("<id lists>"),
+        ],
         Discriminator(input_kind),
     ]
     echo: bool | None = None

@@ -63,8 +63,8 @@ class TagFormat(_Strict):
     """Free text with structures in it."""
 
     type: Literal["structural_tag"]
-    structures: list[Structure] = Field(min_length=1)
-    triggers: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    structures: list[Structure] = Field(min_length=1, fail_fast=True)
+    triggers: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)
 
 
 def _format_kind(value: object) -> str:
@@ -85,7 +85,7 @@ class StructuredOutputs(_Strict):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
@@ -103,7 +103,7 @@ class StructuredFields(_Strict):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None

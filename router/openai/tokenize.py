@@ -18,7 +18,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: list[ChatMessage] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = None
     """Of a prompt that is text: what the tokenizer adds by itself. (default: true)"""
     add_generation_prompt: bool | None = None
@@ -37,7 +37,7 @@ class DetokenizeBody(Body):
     """Body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(fail_fast=True)
 
 
 async def tokenize(ingress: Ingress, body: TokenizeBody) -> dict[str, Any]:
