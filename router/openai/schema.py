@@ -52,6 +52,10 @@ class WithoutEffect(_Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    prediction: Any = None
+    """Speeds other servers up and changes no text."""
+    verbosity: Literal["low", "medium", "high"] | None = None
     parallel_tool_calls: bool | None = None
 
 
