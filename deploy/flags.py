@@ -22,6 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization",
         "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
     ),
+    "Conversations": ("chat_template", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"),
     "Endpoint": (
         "host", "port", "grpc_port", "api_key", "api_keys", "ssl_keyfile", "ssl_certfile", "allowed_origins",
         "max_logprobs", "max_body_bytes", "haproxy", "ingress_replicas",

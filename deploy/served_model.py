@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from jinja2 import TemplateError
+
 from cluster.config import application_name
 from deploy.preflight import check_length, text_files
 from deploy.settings import ServeSettings
 from router.config import ServedModelConfig
+from router.text.chat_template import ChatTemplate
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest
 
 
 def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedModelConfig:
@@ -25,4 +29,25 @@ def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedMod
         max_model_len=max_model_len,
         names=names,
         group=application_name(names[0]),
+        chat_template=_chat_template(settings),
+        tool_call_parser=settings.tool_call_parser,
+        enable_auto_tool_choice=settings.enable_auto_tool_choice,
+        reasoning_parser=settings.reasoning_parser,
     )
+
+
+def _chat_template(settings: ServeSettings) -> str | None:
+    """The source of ``--chat-template``, if there is one.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is no template.
+    """
+    path = settings.chat_template
+    if path is None:
+        return None
+    try:
+        source = path.read_text(encoding="utf-8")
+        ChatTemplate(source, {})
+    except (OSError, UnicodeDecodeError, TemplateError) as error:
+        raise InvalidRequest(f"--chat-template {path}: {error}", "chat_template") from error
+    return source

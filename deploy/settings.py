@@ -41,6 +41,14 @@ class ServeSettings(BaseSettings):
     """Branch, tag or commit of a model on the hub."""
     download_dir: Path | None = None
     """Where models of the hub are kept; None: the hub's own cache."""
+    chat_template: Path | None = None
+    """A Jinja file to make prompts of conversations with; None: the model's own template."""
+    tool_call_parser: Literal["hermes", "qwen", "llama3_json", "llama", "mistral", "json"] | None = None
+    """How the model writes tool calls; None: as its chat template teaches it."""
+    enable_auto_tool_choice: bool = True
+    """Let models decide by themselves whether to call a tool."""
+    reasoning_parser: Literal["deepseek_r1", "qwen3", "think"] | None = None
+    """How the model marks its thinking; None: thinking is text like any other."""
     host: str = "127.0.0.1"
     """Interface of every socket of the cluster."""
     port: int = Field(8000, ge=1, le=65535)

@@ -21,6 +21,14 @@ class ServedModelConfig:
     """What clients may call it, the reported name first; empty means ``files.name``."""
     group: str = ""
     """The membership group whose replicas serve it."""
+    chat_template: str | None = None
+    """Source of a Jinja template to use instead of the model's own."""
+    tool_call_parser: str | None = None
+    """One of ``router.text.tools.formats.FORMATS``; None: as the template teaches."""
+    enable_auto_tool_choice: bool = True
+    """Whether models may decide by themselves to call a tool."""
+    reasoning_parser: str | None = None
+    """One of ``router.text.reasoning.REASONING``; None: thinking is text like any other."""
 
     @property
     def served_names(self) -> tuple[str, ...]:

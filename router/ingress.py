@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
@@ -14,10 +15,12 @@ from router.membership import Membership
 from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
-from router.text.chat_template import Message
+from router.text.chat_template import PLAIN, Message, TemplateOptions
 from router.text.grammar_check import GrammarCheck
 from router.text.grammars import WantedGrammar
+from router.text.reasoning import REASONING, ReasoningSyntax
 from router.text.tokenizer import Tokenizer
+from router.text.tools.formats import FORMATS, ToolFormat, format_of_template
 from router.trace_recorder import TraceRecorder
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
@@ -52,6 +55,18 @@ class ServedModel:
         return self.config.served_names[0]
 
     @property
+    def tool_format(self) -> ToolFormat:
+        """How it writes calls: as configured, else as its template teaches."""
+        chosen = self.config.tool_call_parser
+        return FORMATS[chosen] if chosen is not None else format_of_template(self.tokenizer.template_source)
+
+    @property
+    def reasoning(self) -> ReasoningSyntax | None:
+        """How it marks its thinking; None if that is not told apart."""
+        chosen = self.config.reasoning_parser
+        return REASONING[chosen] if chosen is not None else None
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output: the configured limit, or what the smallest open replica takes."""
         return min([self.config.max_model_len, *(shape.max_model_len for shape in self.replicas.shapes())])
@@ -63,13 +78,15 @@ class ServedModel:
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.close)
 
-    async def prompt_of_chat(self, messages: Sequence[Message]) -> Prompt:
+    async def prompt_of_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> Prompt:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-        self._check_length(num_chars, "messages")
+        if self.tokenizer.chat_template is not None:
+            self._check_length(num_chars, "messages")
+        num_chars += sum(len(str(shown)) for shown in (*options.tools, options.kwargs))
         if num_chars < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode_chat(messages)), "messages")
-        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages), "messages")
+            return self._checked(Prompt(self.tokenizer.encode_chat(messages, options)), "messages")
+        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages, options), "messages")
 
     async def prompt_of_text(self, text: str) -> Prompt:
         """Tokenize a prompt that is text."""
@@ -91,8 +108,8 @@ class ServedModel:
         if grammar is not None:
             await self._grammars.check(grammar.text, grammar.param)
 
-    def _tokenize_chat(self, messages: Sequence[Message]) -> Prompt:
-        return self._hashed(Prompt(self.tokenizer.encode_chat(messages)))
+    def _tokenize_chat(self, messages: Sequence[Message], options: TemplateOptions) -> Prompt:
+        return self._hashed(Prompt(self.tokenizer.encode_chat(messages, options)))
 
     def _tokenize_text(self, text: str) -> Prompt:
         return self._hashed(Prompt(self.tokenizer.encode(text)))
@@ -182,6 +199,8 @@ class Ingress:
             recorder = (
                 TraceRecorder(folder, config.served_names[0], time.time) if folder is not None else None
             )
+            if config.chat_template is not None:
+                vocabulary = replace(vocabulary, chat_template=config.chat_template)
             kept[config] = ServedModel(config, Tokenizer(vocabulary), replicas, recorder)
         leaving = [model for model in self.models if model.config not in configs]
         self.models = [kept[config] for config in configs]

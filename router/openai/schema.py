@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from router.openai.structured import StructuredFields
+from router.openai.tools_schema import ChatTool, ToolCall, ToolChoice
 
 _MAX_SEED = 2**64 - 1
 
@@ -56,7 +57,6 @@ class WithoutEffect(_Strict):
     prediction: Any = None
     """Speeds other servers up and changes no text."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    parallel_tool_calls: bool | None = None
 
 
 class StreamOptions(_Strict):
@@ -118,19 +118,26 @@ class TextPart(_Strict):
 class ChatMessage(_Strict):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<many>")],
-        Discriminator(_one_or_many),
-    ]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<many>")],
+            Discriminator(_one_or_many),
+        ]
+        | None
+    ) = None
+    """May be missing only where an assistant calls tools."""
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """An earlier answer's thinking, given back; what is shown of it is the template's to say."""
     refusal: Unset
     annotations: Unset
     audio: Unset
     function_call: Unset
-    tool_calls: Unset
 
-    @field_validator("refusal", "annotations", "audio", "function_call", "tool_calls")
+    @field_validator("refusal", "annotations", "audio", "function_call")
     @classmethod
     def must_be_unset(cls, value: Any) -> Any:
         """Null or empty, as the official client gives back an answer; anything else has no meaning here."""
@@ -141,7 +148,9 @@ class ChatMessage(_Strict):
     @property
     def text(self) -> str:
         """Content as one string."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content or ())
 
 
 class ChatBody(SamplingBody):
@@ -152,15 +161,27 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     modalities: list[Literal["text"]] | None = Field(None, fail_fast=True)
-    tools: Unset
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[ChatTool] | None = Field(None, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Unset
+    function_call: Unset
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """Given to the template, as ``reasoning_effort``."""
+    include_reasoning: bool | None = None
+    """False: thinking is left out of the answer."""
+    thinking_token_budget: int | None = Field(None, ge=0)
+    """Tokens of thinking after which its end is forced."""
 
-    @field_validator("tools")
+    @field_validator("functions", "function_call")
     @classmethod
     def must_be_unset(cls, value: Any) -> Any:
-        """Null or empty: tools are refused rather than dropped."""
+        """Null or empty: OpenAI's own successor of these are tools."""
         if value:
-            raise ValueError("is not supported")
+            raise ValueError("is not supported: use tools and tool_choice")
         return None
 
     @field_validator("max_tokens")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from router.text.grammars import (
     WHITESPACE,
+    Schema,
     WantedGrammar,
     choice_grammar,
     json_object_grammar,
@@ -133,7 +134,7 @@ def wanted_grammar(body: StructuredFields) -> WantedGrammar | None:
         raise InvalidRequest(
             f"{param}: has {len(text)} characters once spelled out, the limit is {MAX_GRAMMAR_CHARS}", param
         )
-    return WantedGrammar(text, param)
+    return WantedGrammar(text, param, _schema_of(body))
 
 
 def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
@@ -182,6 +183,23 @@ def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
         body.guided_whitespace_pattern,
     )
     return wishes
+
+
+def _schema_of(body: StructuredFields) -> Schema | None:
+    """The schema behind the only wish, where it is one."""
+    form, asked = body.response_format, body.structured_outputs
+    if isinstance(form, SchemaFormat):
+        schema = form.json_schema.schema_
+        return {"type": "object"} if schema is None else schema
+    if isinstance(form, PlainFormat) and form.type == "json_object":
+        return {"type": "object"}
+    if asked is not None and asked.whitespace_pattern is None:
+        if asked.json_object:
+            return {"type": "object"}
+        return _parsed(asked.json_) if asked.json_ is not None else None
+    if body.guided_json is not None and body.guided_whitespace_pattern is None:
+        return _parsed(body.guided_json)
+    return None
 
 
 def _vllm_wishes(

@@ -8,9 +8,10 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from router.ingress import Ingress, ServedModel
-from router.openai.chat import template_message
+from router.openai.messages import template_messages
 from router.openai.sampling import check_token_ids
 from router.openai.schema import Body, ChatMessage
+from router.text.chat_template import TemplateOptions
 
 
 class TokenizeBody(Body):
@@ -80,7 +81,6 @@ def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
     if body.messages is None:
         assert body.prompt is not None, "the schema asks for one of the two"
         return model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = [template_message(message) for message in body.messages]
-    return model.tokenizer.encode_chat(
-        messages, add_generation_prompt=body.add_generation_prompt is not False
-    )
+    messages = template_messages(body.messages, model.tokenizer.chat_template)
+    options = TemplateOptions(add_generation_prompt=body.add_generation_prompt is not False)
+    return model.tokenizer.encode_chat(messages, options)

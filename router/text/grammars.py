@@ -23,6 +23,8 @@ class WantedGrammar:
 
     text: str
     param: str
+    schema: Schema | None = None
+    """What it was made of, where that is a JSON schema with our own white space."""
 
 
 WHITESPACE = r"( |\n[ ]{0,16})?"

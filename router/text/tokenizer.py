@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import tokenizers
 
-from router.text.chat_template import ChatTemplate, Message
+from router.text.chat_template import PLAIN, ChatTemplate, Message, TemplateOptions
 from router.text.detokenizer import TokenTable
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.errors import InvalidRequest
@@ -29,6 +31,7 @@ class Tokenizer:
             if vocabulary.chat_template is not None
             else None
         )
+        self.template_source = vocabulary.chat_template
         self._bos_to_add = vocabulary.bos_to_add
         self._pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
         self._literal_pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline_json)
@@ -64,7 +67,7 @@ class Tokenizer:
         token_ids: list[int] = self._literal_pipeline.encode(text, add_special_tokens=False).ids
         return token_ids
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
         """Token ids of a conversation, by the model's template.
 
         Names of control tokens inside messages stay text: each is replaced by a random word before the
@@ -86,10 +89,11 @@ class Tokenizer:
             hidden.append(match.group())
             return f"{nonce}x{len(hidden) - 1}x"
 
-        safe = [_map_text(message, lambda text: self._control.sub(hide, text)) for message in messages]
-        text = self.chat_template.render(
-            [m for m in safe if isinstance(m, dict)], add_generation_prompt=add_generation_prompt
-        )
+        def safe(value: Message) -> Any:
+            return _map_text(value, lambda text: self._control.sub(hide, text))
+
+        shown = replace(options, tools=[safe(tool) for tool in options.tools])
+        text = self.chat_template.render([safe(message) for message in messages], shown)
         if not hidden:
             return self.encode(text, add_special_tokens=False)
         literally = {name: self.encode_literally(name) for name in set(hidden)}
@@ -100,6 +104,16 @@ class Tokenizer:
             elif piece:
                 token_ids += self.encode(piece, add_special_tokens=False)
         return token_ids
+
+    def special_id(self, name: str) -> int | None:
+        """The control token spelled ``name``, if there is one."""
+        data = name.encode()
+        return next((i for i in self.special_token_ids if self.table.bytes_of(i) == data), None)
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """True if the last thing that a prompt says, white space aside, is ``text``."""
+        tail = self.decode(token_ids[-8 - len(text) :], skip_special_tokens=False)
+        return tail.rstrip().endswith(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -123,6 +126,20 @@ class Edge:
             await replica.kill()
 
 
+@pytest.fixture(scope="session")
+def engine_replica() -> ModuleType:
+    """The module ``engine_replica.py``."""
+    spec = importlib.util.spec_from_file_location(
+        "engine_replica", Path(__file__).with_name("engine_replica.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["engine_replica"] = module  # dataclasses look there for names in annotations
+    spec.loader.exec_module(module)
+    return module
+
+
 MakeEdge = Callable[..., Awaitable[Edge]]
 
 
@@ -140,6 +157,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         trace_folder: Path | None = None,
         sleep: Sleep = asyncio.sleep,
         keys: KeyRing | None = None,
+        served: Mapping[str, Any] | None = None,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -147,7 +165,9 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
             await replica.start()
         config = IngressConfig(
             models=(
-                ServedModelConfig(ModelFiles(Path("tiny.gguf"), "tiny"), max_model_len, ("tiny", "alias")),
+                ServedModelConfig(
+                    ModelFiles(Path("tiny.gguf"), "tiny"), max_model_len, ("tiny", "alias"), **(served or {})
+                ),
             ),
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),

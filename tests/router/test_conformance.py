@@ -90,12 +90,18 @@ CHAT = {
     "top_logprobs": works(2, "test_chat.py::test_logprobs_have_tokens_and_bytes", logprobs=True),
     "response_format": works({"type": "json_object"}, "test_structured.py::test_each_form_becomes_a_grammar"),
     "modalities": no_effect(["text"]),
-    "parallel_tool_calls": no_effect(True),
     "prediction": no_effect({"type": "content", "content": "x"}),
     "verbosity": no_effect("low"),
-    "tools": refused([TOOL]),
-    "tool_choice": refused("required"),
-    "reasoning_effort": refused("low"),
+    "tools": works([TOOL], "test_tools.py::test_a_call_in_the_models_own_words_is_a_call"),
+    "tool_choice": works(
+        "required", "test_tools.py::test_a_call_that_is_demanded_matches_its_schema", tools=[TOOL]
+    ),
+    "parallel_tool_calls": works(
+        False, "test_tools.py::test_a_call_that_is_demanded_matches_its_schema", tools=[TOOL]
+    ),
+    "reasoning_effort": works(
+        "low", "test_chat_template.py::test_parts_developers_and_options_pass_the_door"
+    ),
     "audio": refused({"voice": "a", "format": "wav"}),
     "function_call": refused("auto"),
     "functions": refused([{"name": "f"}]),

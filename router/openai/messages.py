@@ -1,0 +1,69 @@
+"""Messages of a body as a model's chat template takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from router.openai.schema import ChatMessage
+from router.text.chat_template import ChatTemplate
+from workers.engine.errors import InvalidRequest
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], template: ChatTemplate | None
+) -> list[dict[str, object]]:
+    """Messages in the template's own words.
+
+    Raises:
+        InvalidRequest: a message lacks what its role needs; the field is named.
+    """
+    return [_message(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, place: str, template: ChatTemplate | None) -> dict[str, object]:
+    is_developer = message.role == "developer" and not (template is not None and template.knows_developer)
+    found: dict[str, object] = {"role": "system" if is_developer else message.role}
+    if message.content is None and not message.tool_calls:
+        raise InvalidRequest(f"{place}.content: is missing", f"{place}.content")
+    text = message.text
+    parts = template is not None and template.takes_parts
+    found["content"] = [{"type": "text", "text": text}] if parts else text
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise InvalidRequest(f"{place}.tool_calls: only an assistant calls", f"{place}.tool_calls")
+        found["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id or f"call_{i}",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(
+                        call.function.arguments, f"{place}.tool_calls[{i}].function.arguments"
+                    ),
+                },
+            }
+            for i, call in enumerate(message.tool_calls)
+        ]
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidRequest(f"{place}.tool_call_id: is missing", f"{place}.tool_call_id")
+        found["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        found["name"] = message.name
+    if message.reasoning_content:
+        found["reasoning_content"] = message.reasoning_content
+    return found
+
+
+def _arguments(text: str, param: str) -> dict[str, Any]:
+    """Arguments as an object: templates spell them anew."""
+    try:
+        found = orjson.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{param}: must be a JSON object in a string", param)
+    return found
