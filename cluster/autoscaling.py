@@ -9,7 +9,7 @@ mean queue before it, and its own prefill behind).
 second goes into prefill, so tokens come every ``(base + batch) / (1 - p)``; over ``m`` replicas, with sums ``B`` of the
 batches' parts and ``P`` of the shares, that is ``T`` where ``m = (B + T P) / (T - base)``.
 *work*: seconds of work that come in each second, cached tokens left out; from 1 on the queue grows for ever.
-*memory*: share of the KV blocks that running requests hold.
+*room*: seats in the batch and KV blocks that requests hold or wait for.
 
 Up at once as far as the figures say, since a queue only grows meanwhile; down one replica at a time, and only if
 the rest would stay clear of the bounds, after a delay that Ray Serve keeps (``downscale_delay_s``). Pure: no
@@ -27,14 +27,16 @@ WORK_BOUND = 0.85
 """Share of its time that a replica may be at work: at 0.85 an M/M/1 queue is 5.7 services long and doubles by 0.92."""
 PACE_BOUND = 0.8
 """Share of the target of time per output token that the mean request may take, so that nearly all keep it."""
-MEMORY_BOUND = 0.9
-"""Share of KV blocks in use; beyond it running requests begin to be preempted."""
+ROOM_BOUND = 0.9
+"""Share of seats or KV blocks in use; beyond it requests begin to wait, or to be preempted."""
 SHRINK_SHARE = 0.7
 """Of each bound, what the remaining replicas may come to when one is taken away: no swing up and down again."""
 
 
 IDLE_SHARE = 0.01
 """Share of its time below which a replica has had no work lately."""
+LOOK_BACK_S = 5.0
+"""Figures are means over so long: one slow step is no trend, and a decision is due in 10 s."""
 _ROUNDING = 1e-9
 
 
@@ -59,6 +61,37 @@ class ScaleTargets:
     """Time per output token."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleBounds:
+    """Between what and how fast a model's replicas may come and go; seconds."""
+
+    min_replicas: int
+    max_replicas: int
+    initial_replicas: int
+    targets: ScaleTargets
+    down_delay_s: float
+    """A lighter load must last so long before a replica is given back."""
+    zero_delay_s: float
+    """And so long without any request before the last one is."""
+
+    def serve_options(self) -> dict[str, Any]:
+        """Ray Serve's ``autoscaling_config``, in plain values."""
+        return {
+            "min_replicas": self.min_replicas,
+            "initial_replicas": self.initial_replicas,
+            "max_replicas": self.max_replicas,
+            "look_back_period_s": LOOK_BACK_S,
+            "metrics_interval_s": 1.0,
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": self.down_delay_s,
+            "downscale_to_zero_delay_s": self.zero_delay_s,
+            "policy": {
+                "policy_function": f"{__name__}:{WorkPolicy.__name__}",
+                "policy_kwargs": {"ttft_s": self.targets.ttft_s, "tpot_s": self.targets.tpot_s},
+            },
+        }
+
+
 @dataclass(frozen=True)
 class ReplicaDemand:
     """What one replica reports of itself (``Replica.record_autoscaling_stats``)."""
@@ -73,8 +106,8 @@ class ReplicaDemand:
     """Seconds of work done a second, over the last seconds."""
     prefill_share: float = 0.0
     """Of it, prefill."""
-    kv_used: float = 0.0
-    """Share of KV blocks that requests hold."""
+    room_share: float = 0.0
+    """Of seats or of KV blocks, whichever is scarcer: what requests hold or wait for. Beyond 1 some must wait."""
     num_requests: float = 0.0
     """Running and waiting."""
 
@@ -119,7 +152,7 @@ def _needed(demands: Sequence[ReplicaDemand], targets: ScaleTargets) -> float:
     """Replicas, in fractions, that the figures of ``demands`` would keep just at their bounds."""
     wait = sum(one.queued_work_s for one in demands) / (targets.ttft_s / 2)
     work = sum(one.work_share for one in demands) / WORK_BOUND
-    memory = sum(one.kv_used for one in demands) / MEMORY_BOUND
+    room = sum(one.room_share for one in demands) / ROOM_BOUND
     # A step's constant part is not shared by adding replicas; where it alone exceeds the target, nothing helps.
     tpot_s = PACE_BOUND * targets.tpot_s
     pace = sum(
@@ -127,7 +160,7 @@ def _needed(demands: Sequence[ReplicaDemand], targets: ScaleTargets) -> float:
         for one in demands
         if one.step_base_s < tpot_s
     )
-    return max(wait, work, memory, pace)
+    return max(wait, work, room, pace)
 
 
 def demands_of(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaDemand]:

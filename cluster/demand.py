@@ -19,7 +19,9 @@ class DemandMeter:
     is not at its limit.
     """
 
-    def __init__(self, load: Load, now_s: float) -> None:
+    def __init__(self, load: Load, now_s: float, max_num_seqs: int, block_size: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._block_size = block_size
         self._load = load
         self._now_s = now_s
         self._prefill_share = 0.0
@@ -41,9 +43,16 @@ class DemandMeter:
             step_base_s=cost.base_s,
             work_share=self._prefill_share + self._decode_share,
             prefill_share=self._prefill_share,
-            kv_used=1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0,
+            room_share=self._room_share(load),
             num_requests=load.num_running + load.num_waiting,
         )
+
+    def _room_share(self, load: Load) -> float:
+        seats = (load.num_running + load.num_waiting) / self._max_num_seqs
+        if not load.num_blocks:
+            return seats
+        num_wanted = load.num_queued_tokens / self._block_size if load.num_waiting else 0.0
+        return max(seats, (load.num_blocks - load.num_free_blocks + num_wanted) / load.num_blocks)
 
     def _work_s(self, load: Load) -> tuple[float, float]:
         """Seconds of prefill and of decoding done since the last load."""

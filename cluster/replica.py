@@ -55,7 +55,9 @@ class Replica:
         await self._start_brain(engine_config, cost)
         await self._start_service(engine_config)
         self._monitor = ProgressMonitor(config.stall_timeout_s, time.monotonic())
-        self._demand = DemandMeter(self._service.load, time.monotonic())
+        self._demand = DemandMeter(
+            self._service.load, time.monotonic(), engine_config.max_num_seqs, engine_config.block_size
+        )
         self._start(self._ping())
         logger.info("replica of %s is ready at %s", config.served_name, self._address)
 

@@ -6,6 +6,7 @@ so that nothing here may hold state at module level.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from cluster.autoscaling import ScaleBounds
 from cluster.config import INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, ReplicaConfig
 from cluster.placement import GroupPlacement
 from cluster.replica import Replica
@@ -32,14 +34,14 @@ class ModelApplication:
 
 
 def build_model_application(
-    config: ReplicaConfig, placement: GroupPlacement, num_replicas: int
+    config: ReplicaConfig, placement: GroupPlacement, scale: int | ScaleBounds
 ) -> ModelApplication:
-    """``num_replicas`` replica groups of one model."""
+    """``scale`` replica groups of one model, or as many as its load needs within bounds."""
     name = config.application_name
     deployment: Any = serve.deployment(
         Replica,
         name=REPLICA_DEPLOYMENT,
-        num_replicas=num_replicas,
+        **_scale_options(scale),
         ray_actor_options={"num_cpus": 0, "num_gpus": 0},
         placement_group_bundles=placement.bundles,
         placement_group_strategy=placement.strategy,
@@ -62,6 +64,12 @@ def build_model_application(
         autoscaling_config=AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1),
     )
     return ModelApplication(name, anchor.bind(deployment.bind(config)))
+
+
+def _scale_options(scale: int | ScaleBounds) -> dict[str, Any]:
+    if isinstance(scale, int):
+        return {"num_replicas": scale}
+    return {"num_replicas": "auto", "autoscaling_config": scale.serve_options()}
 
 
 def build_ingress_application(
@@ -100,7 +108,8 @@ class HttpIngress:
 
         self._handles: dict[str, Any] = {}
         self._follow(config.models)
-        self._ingress = Ingress(config)
+        self._wakers: dict[str, asyncio.Task[None]] = {}
+        self._ingress = Ingress(config, wake=self._wake)
         await self._ingress.start(membership.shared())
         self._app = build_app(self._ingress, sends_request_id=False)
         self._rpc: Any = None
@@ -113,8 +122,6 @@ class HttpIngress:
 
         Models whose text side is the same as before are left alone, streams and all.
         """
-        import asyncio
-
         from deploy.model_spec import ModelSpec
 
         specs = [ModelSpec.model_validate(one) for one in user_config["models"]]
@@ -131,6 +138,12 @@ class HttpIngress:
             await self._rpc.stop(rpc.grace_s)
         await self._ingress.stop()
 
+    def _wake(self, group: str) -> None:
+        """Have Serve start a replica of a model that has none: a call that waits for one is what it counts."""
+        waker = self._wakers.get(group)
+        if waker is None or waker.done():
+            self._wakers[group] = asyncio.create_task(_hold_a_call(self._handles[group]))
+
     def _follow(self, models: Sequence[ServedModelConfig]) -> None:
         """Have Serve tell the membership of these models' replicas."""
         groups = [model.group for model in models]
@@ -140,3 +153,9 @@ class HttpIngress:
             or serve.get_deployment_handle(REPLICA_DEPLOYMENT, app_name=group).options()
             for group in groups
         }
+
+
+async def _hold_a_call(handle: Any) -> None:
+    """Wait until a replica could take a call, and take it back. One at a time: several at once hang."""
+    async with handle.choose_replica():
+        pass

@@ -8,21 +8,69 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
 from workers.engine.errors import InvalidRequest
 
 
+class ScaleEntry(BaseModel):
+    """How many replicas of a model there may be; the field ``replicas`` beside it says how many are first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: int = Field(1, ge=0, le=1024)
+    max_replicas: int = Field(ge=1, le=1024)
+    target_ttft_s: float = Field(2.0, gt=0)
+    target_tpot_s: float = Field(0.1, gt=0)
+    downscale_delay_s: float = Field(60.0, ge=0)
+    scale_to_zero_delay_s: float = Field(300.0, ge=0)
+
+    def bounds(self, initial_replicas: int) -> ScaleBounds:
+        """The same for Ray Serve."""
+        return ScaleBounds(
+            self.min_replicas,
+            self.max_replicas,
+            initial_replicas,
+            ScaleTargets(self.target_ttft_s, self.target_tpot_s),
+            self.downscale_delay_s,
+            self.scale_to_zero_delay_s,
+        )
+
+
 class ModelEntry(ModelSpec):
     """A model and how often."""
 
     replicas: int = Field(1, ge=0, le=1024)
+    scale: ScaleEntry | None = None
+    """None: always as many."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> ModelEntry:
+        scale = self.scale
+        if scale is not None and not scale.min_replicas <= self.replicas <= scale.max_replicas:
+            raise ValueError(
+                f"replicas {self.replicas} is not between scale.min_replicas {scale.min_replicas} and "
+                f"scale.max_replicas {scale.max_replicas}"
+            )
+        return self
 
     @property
     def spec(self) -> ModelSpec:
         """The arguments of its application, which numbers of replicas are no part of."""
-        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+        given = {name: getattr(self, name) for name in ModelSpec.model_fields}
+        if self.scale is not None and self.scale.min_replicas == 0:
+            given["scales_to_zero"] = True
+        return ModelSpec(**given)
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        """Its replicas' entry in Serve's configuration: what may change without restarting one."""
+        if self.scale is None:
+            return {"name": REPLICA_DEPLOYMENT, "num_replicas": self.replicas}
+        options = self.scale.bounds(self.replicas).serve_options()
+        return {"name": REPLICA_DEPLOYMENT, "num_replicas": "auto", "autoscaling_config": options}
 
 
 class IngressEntry(IngressSpec):
@@ -74,7 +122,7 @@ class ClusterSpec(BaseModel):
                 "route_prefix": None,
                 "import_path": "deploy.serve_app:build_model",
                 "args": spec,
-                "deployments": [{"name": REPLICA_DEPLOYMENT, "num_replicas": model.replicas}],
+                "deployments": [model.deployment],
             }
             for model, spec in zip(self.models, specs, strict=True)
         ]

@@ -28,7 +28,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "max_logprobs", "max_body_bytes", "haproxy", "ingress_replicas",
     ),
     "Replicas": (
-        "replicas", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",
+        "replicas", "max_replicas", "min_replicas", "target_ttft_s", "target_tpot_s", "downscale_delay_s",
+        "scale_to_zero_delay_s", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",
         "stall_timeout_s", "drain_timeout_s", "record_trace",
     ),
     "Engine": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_scheduler_steps"),

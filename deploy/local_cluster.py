@@ -70,7 +70,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
         cluster = start_ray(
             host=settings.host,
             port=settings.port,
-            num_cpus=settings.replicas * settings.tensor_parallel_size + 1,
+            num_cpus=(settings.max_replicas or settings.replicas) * settings.tensor_parallel_size + 1,
             haproxy=settings.haproxy,
             tls=tls_files(settings),
         )
@@ -155,7 +155,7 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
         if node["Alive"]
     ]
     placement = plan_group(settings.tensor_parallel_size, replica.device == "cuda", nodes)
-    model = build_model_application(replica, placement, settings.replicas)
+    model = build_model_application(replica, placement, settings.scale_bounds or settings.replicas)
     http = build_ingress_application(ingress, settings.ingress_replicas, settings.drain_timeout_s)
     with stage(
         f"{settings.replicas} replicas of {replica.served_name}, {settings.ingress_replicas} ingress"

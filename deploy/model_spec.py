@@ -21,7 +21,8 @@ from workers.engine.errors import InvalidRequest
 _NOT_OF_A_MODEL = {
     *("model", "served_model_name", "host", "port", "replicas", "ingress_replicas", "haproxy", "policy"),
     *("device", "max_body_bytes", "replica_wait_s", "record_trace", "api_key", "api_keys", "allowed_origins"),
-    *("ssl_keyfile", "ssl_certfile", "max_logprobs", "grpc_port"),
+    *("ssl_keyfile", "ssl_certfile", "max_logprobs", "grpc_port", "min_replicas", "max_replicas"),
+    *("target_ttft_s", "target_tpot_s", "downscale_delay_s", "scale_to_zero_delay_s"),
 }
 """Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
 
@@ -41,6 +42,8 @@ class ModelSpec(BaseModel):
     """Ranks that one node has room for; None: look at the nodes there are now."""
     worker_group: str | None = None
     """Only on nodes with this value of the Ray label ``shoal-worker-group``."""
+    scales_to_zero: bool = False
+    """Its last replica may go when nothing is asked (``min_replicas`` 0): health counts it as able to serve."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Any flag of ``shoal serve`` that concerns the model, with underscores: ``tensor_parallel_size: 2``."""
 
@@ -75,4 +78,5 @@ class ModelSpec(BaseModel):
 
     def served_model(self) -> ServedModelConfig:
         """What an ingress on this host needs; fetches what is missing. Blocks."""
-        return served_model_config(self.settings, resolve_model(self.source, self.settings.source))
+        config = served_model_config(self.settings, resolve_model(self.source, self.settings.source))
+        return replace(config, scales_to_zero=self.scales_to_zero)

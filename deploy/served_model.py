@@ -33,6 +33,7 @@ def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedMod
         tool_call_parser=settings.tool_call_parser,
         enable_auto_tool_choice=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser,
+        scales_to_zero=settings.max_replicas is not None and settings.min_replicas == 0,
     )
 
 

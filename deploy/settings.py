@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from platformdirs import user_cache_dir
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
@@ -67,6 +68,18 @@ class ServeSettings(BaseSettings):
     """Certificate (PEM), with its chain."""
     replicas: int = Field(2, ge=1, le=1024)
     """Copies of the model, each with its own engine."""
+    max_replicas: int | None = Field(None, ge=1, le=1024)
+    """Copies that there may be under load; None: always as many as --replicas, which are otherwise the first."""
+    min_replicas: int = Field(1, ge=0, le=1024)
+    """Copies that stay without load, with --max-replicas; 0: none, and the first request waits for one to start."""
+    target_ttft_s: float = Field(2.0, gt=0)
+    """Time to first token that copies are added for, with --max-replicas."""
+    target_tpot_s: float = Field(0.1, gt=0)
+    """Time per output token that copies are added for, with --max-replicas."""
+    downscale_delay_s: float = Field(60.0, ge=0)
+    """How long a lighter load must last before a copy is given back, with --max-replicas."""
+    scale_to_zero_delay_s: float = Field(300.0, ge=0)
+    """How long nothing may have been asked before the last copy is given back, with --min-replicas 0."""
     ingress_replicas: int = Field(1, ge=1, le=64)
     """HTTP processes."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
@@ -152,6 +165,29 @@ class ServeSettings(BaseSettings):
         if not host or any(character.isspace() for character in host):
             raise ValueError("must be an address such as 127.0.0.1 or 0.0.0.0")
         return host
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> ServeSettings:
+        if self.max_replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:
+            raise ValueError(
+                f"--replicas {self.replicas} is not between --min-replicas {self.min_replicas} and --max-replicas "
+                f"{self.max_replicas}"
+            )
+        return self
+
+    @property
+    def scale_bounds(self) -> ScaleBounds | None:
+        """None where the number of replicas is fixed."""
+        if self.max_replicas is None:
+            return None
+        return ScaleBounds(
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+            initial_replicas=self.replicas,
+            targets=ScaleTargets(self.target_ttft_s, self.target_tpot_s),
+            down_delay_s=self.downscale_delay_s,
+            zero_delay_s=self.scale_to_zero_delay_s,
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -261,7 +297,9 @@ def make_settings(**values: object) -> ServeSettings:
         return ServeSettings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else "settings"
+        if not first["loc"]:
+            raise InvalidRequest(first["msg"].removeprefix("Value error, "), "settings") from error
+        field = str(first["loc"][0])
         flag = "--" + field.replace("_", "-")
         raise InvalidRequest(
             f"{flag} is {_shown(first.get('input'))}: {first['msg'].lower()}", field

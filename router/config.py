@@ -30,6 +30,9 @@ class ServedModelConfig:
     reasoning_parser: str | None = None
     """One of ``router.text.reasoning.REASONING``; None: thinking is text like any other."""
 
+    scales_to_zero: bool = False
+    """Its last replica may go when nothing is asked; a request makes one start."""
+
     @property
     def served_names(self) -> tuple[str, ...]:
         """All names, the reported one first; never empty."""

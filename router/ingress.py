@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
@@ -141,6 +142,10 @@ class ServedModel:
         return prompt
 
 
+def _no_wake(group: str) -> None:
+    """Replicas come by themselves."""
+
+
 class Ingress:
     """Owner of everything behind the HTTP API; construct anywhere, ``start`` on the event loop.
 
@@ -152,13 +157,16 @@ class Ingress:
         config: IngressConfig,
         rng: random.Random | None = None,
         load: Callable[[ModelFiles], Vocabulary] = load_vocabulary,
+        wake: Callable[[str], None] = _no_wake,
     ) -> None:
+        """``wake`` is called, with the model's group, when a request finds no replica: again for each one."""
         self.config = config
         self.models: list[ServedModel] = []
         self._membership = Membership()
         self._retiring: set[asyncio.Task[None]] = set()
         self._rng = rng or random.SystemRandom()
         self._load = load
+        self._wake = wake
 
     @property
     def limits(self) -> Limits:
@@ -193,6 +201,7 @@ class Ingress:
                 PrefixIndex(self.config.max_index_hashes),
                 self.config.limits,
                 self.config.timeouts,
+                partial(self._wake, config.group),
             )
             replicas.start(self._membership, config.group)
             folder = self.config.trace_folder

@@ -37,12 +37,21 @@ class PlacementCounts:
 class ReplicaSet:
     """Follows a membership group; places requests on its replicas and withdraws them."""
 
-    def __init__(self, policy: Policy, index: PrefixIndex, limits: Limits, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        index: PrefixIndex,
+        limits: Limits,
+        timeouts: Timeouts,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``wake`` is called for each request that finds no replica."""
         self.index = index
         self.counts = PlacementCounts()
         self._policy = policy
         self._limits = limits
         self._timeouts = timeouts
+        self._wake = wake
         self._streams: dict[str, ReplicaStream] = {}
         self._retired: set[ReplicaStream] = set()
         self._placed: dict[str, ReplicaStream] = {}
@@ -94,6 +103,7 @@ class ReplicaSet:
             )
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
         while not self.open_views:
+            self._wake()
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline_s):

@@ -106,7 +106,11 @@ def simulate(
     for name in names:
         for rule in rules:
             started_s = time.process_time()
-            scaler = Scaler(makers[rule], scale) if rule is not None else None
+            scaler = (
+                Scaler(makers[rule], scale, model.max_num_seqs, played.block_size)
+                if rule is not None
+                else None
+            )
             result = Simulation(played, model, POLICIES[name], replicas, ingress_replicas, scaler).run()
             cpu_s = round(time.process_time() - started_s, 1)
             label = name if rule is None else f"{name}, {rule}" if len(names) > 1 else rule

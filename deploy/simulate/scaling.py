@@ -92,8 +92,10 @@ def read_rule(name: str) -> ScaleRule:
 class Scaler:
     """One rule over time: figures averaged, decisions held back, bounds kept."""
 
-    def __init__(self, rule: ScaleRule, settings: ScaleSettings) -> None:
+    def __init__(self, rule: ScaleRule, settings: ScaleSettings, max_num_seqs: int, block_size: int) -> None:
         self.settings = settings
+        self._max_num_seqs = max_num_seqs
+        self._block_size = block_size
         self._rule = rule
         self._meters: dict[int, DemandMeter] = {}
         length = max(1, round(settings.look_back_s / CONTROL_PERIOD_S))
@@ -140,7 +142,7 @@ class Scaler:
             del self._meters[place], self._demands[place]
         for place, load in loads.items():
             if place not in self._meters:
-                self._meters[place] = DemandMeter(load, now_s)
+                self._meters[place] = DemandMeter(load, now_s, self._max_num_seqs, self._block_size)
                 self._demands[place] = deque(maxlen=self._waiting.maxlen)
             self._demands[place].append(self._meters[place].measure(load, now_s))
         return [_mean_demand(demands) for demands in self._demands.values()]

@@ -37,7 +37,7 @@ async def deep_health(ingress: Ingress, probe_id: str) -> tuple[int, dict[str, A
 
 
 def _summary(states: dict[str, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
-    is_ready = any(state[_STATUS] == "ready" for state in states.values())
+    is_ready = any(state[_STATUS] in ("ready", "asleep") for state in states.values())
     return (200 if is_ready else 503), {_STATUS: "ready" if is_ready else "unavailable", "models": states}
 
 
@@ -45,7 +45,7 @@ def _model_state(model: ServedModel) -> dict[str, Any]:
     streams = model.replicas.streams
     num_open = sum(stream.is_open for stream in streams)
     return {
-        _STATUS: "ready" if num_open else "unavailable",
+        _STATUS: "ready" if num_open else "asleep" if model.config.scales_to_zero else "unavailable",
         "num_replicas": len(streams),
         "num_open_replicas": num_open,
         "num_requests": model.replicas.num_placed,

@@ -21,14 +21,14 @@ BUSY = ReplicaDemand(queued_work_s=0.6, work_share=0.6, num_requests=9)
     [
         (ReplicaDemand(queued_work_s=3.0, num_requests=1), 6),  # 1 s of queue a replica is half of 2 s
         (ReplicaDemand(work_share=0.95, num_requests=1), 3),
-        (ReplicaDemand(kv_used=0.98, num_requests=1), 3),
+        (ReplicaDemand(room_share=0.98, num_requests=1), 3),
         (ReplicaDemand(step_s=0.15, step_base_s=0.01, num_requests=1), 4),  # twice the batch for 0.8 x 0.1 s
         (
             ReplicaDemand(step_s=0.04, prefill_share=0.8, num_requests=1),
             3,
         ),  # 0.04 s of steps in a fifth of the time
     ],
-    ids=["wait", "work", "memory", "pace", "pace-beside-prefill"],
+    ids=["wait", "work", "room", "pace", "pace-beside-prefill"],
 )
 def test_the_figure_beyond_its_bound_says_how_many_would_do(demand: ReplicaDemand, wanted: int) -> None:
     assert wanted_replicas([demand, demand], TARGETS, num_target=2) == wanted
@@ -84,7 +84,7 @@ SHARES = st.floats(0, 20, allow_nan=False)
         step_s=SHARES,
         work_share=SHARES,
         prefill_share=st.floats(0, 1),
-        kv_used=st.floats(0, 1),
+        room_share=st.floats(0, 1),
         num_requests=st.integers(1, 200),
     ),
     st.integers(1, 50),

@@ -17,8 +17,12 @@ def load(**changes: object) -> Load:
     return msgspec.structs.replace(NO_LOAD, cost=COST, num_blocks=100, num_free_blocks=100, **changes)
 
 
+def meter_from(first: Load) -> DemandMeter:
+    return DemandMeter(first, 0.0, max_num_seqs=8, block_size=16)
+
+
 def test_a_demand_says_what_waits_and_what_a_step_takes() -> None:
-    meter = DemandMeter(load(), 0.0)
+    meter = meter_from(load())
 
     demand = meter.measure(
         load(num_queued_tokens=5000, num_running=4, num_waiting=2, num_context_tokens=1000), 1.0
@@ -30,14 +34,20 @@ def test_a_demand_says_what_waits_and_what_a_step_takes() -> None:
     assert demand.num_requests == 6
 
 
-def test_blocks_that_are_held_count_as_used() -> None:
+def test_blocks_that_are_held_or_waited_for_count_as_used() -> None:
     full = msgspec.structs.replace(load(), num_free_blocks=25)
+    queued = msgspec.structs.replace(full, num_waiting=1, num_queued_tokens=320)
 
-    assert DemandMeter(load(), 0.0).measure(full, 1.0).kv_used == 0.75
+    assert meter_from(load()).measure(full, 1.0).room_share == 0.75
+    assert meter_from(load()).measure(queued, 1.0).room_share == 0.95
+
+
+def test_seats_that_are_taken_or_waited_for_count_as_used() -> None:
+    assert meter_from(load()).measure(load(num_running=8, num_waiting=4), 1.0).room_share == 1.5
 
 
 def test_steady_work_is_told_as_its_share_and_ends_with_the_work() -> None:
-    meter = DemandMeter(load(), 0.0)
+    meter = meter_from(load())
     num_prompt = num_cached = 0
     for second in range(1, 60):
         num_prompt, num_cached = num_prompt + 8000, num_cached + 3000  # 5000 computed: 0.5 s
@@ -51,7 +61,7 @@ def test_steady_work_is_told_as_its_share_and_ends_with_the_work() -> None:
 
 
 def test_two_calls_at_one_moment_say_the_same() -> None:
-    meter = DemandMeter(load(), 0.0)
+    meter = meter_from(load())
 
     first = meter.measure(load(num_output_tokens=100, num_running=1), 1.0)
 

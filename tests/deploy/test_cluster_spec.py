@@ -51,10 +51,27 @@ def test_neither_more_replicas_nor_another_model_restart_what_runs(tmp_path: Pat
     assert with_third["applications"][-1]["args"] == before[-1]["args"]
 
 
+def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -> None:
+    spec = read(
+        tmp_path, "models: [{name: demo, scale: {min_replicas: 0, max_replicas: 4, target_ttft_s: 1}}]"
+    )
+    config = spec.serve_config()
+
+    schema = ServeDeploySchema.model_validate(config)
+    model, ingress = schema.applications
+    scaling = model.deployments[0].autoscaling_config
+    assert scaling is not None
+    assert (scaling["min_replicas"], scaling["initial_replicas"], scaling["max_replicas"]) == (0, 1, 4)
+    assert scaling["policy"]["policy_function"] == "cluster.autoscaling:WorkPolicy"
+    assert scaling["policy"]["policy_kwargs"]["ttft_s"] == 1.0
+    assert ingress.deployments[0].user_config["models"][0]["scales_to_zero"] is True
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("models: []", "models"),
+        ("models: [{name: a, replicas: 3, scale: {max_replicas: 2}}]", "replicas 3 is not between"),
         ("models: [{name: a}, {name: a}]", "two models are called 'a'"),
         ("models: [{name: a/b}, {name: a--b}]", "two models are called"),
         ("models: [{name: a, engine: {port: 1}}]", r"engine\.port: a model has no such setting"),

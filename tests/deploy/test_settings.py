@@ -45,3 +45,16 @@ def test_ranks_share_the_cores_among_them(monkeypatch: pytest.MonkeyPatch) -> No
     settings = make_settings(replicas=2, tensor_parallel_size=2)
 
     assert settings.replica_config("path", "name").num_threads == 2
+
+
+def test_the_first_number_of_replicas_lies_between_least_and_most() -> None:
+    with pytest.raises(
+        InvalidRequest, match="--replicas 2 is not between --min-replicas 1 and --max-replicas 1"
+    ):
+        make_settings(max_replicas=1)
+
+    bounds = make_settings(replicas=2, min_replicas=0, max_replicas=5).scale_bounds
+
+    assert bounds is not None
+    assert (bounds.min_replicas, bounds.initial_replicas, bounds.max_replicas) == (0, 2, 5)
+    assert make_settings(min_replicas=0).scale_bounds is None  # nothing scales without --max-replicas

@@ -25,7 +25,7 @@ def burst(per_s: float, start_s: float, end_s: float) -> list[TraceRequest]:
 def play(
     requests: list[TraceRequest], rule: str = "work", settings: ScaleSettings = SETTINGS
 ) -> SimulationResult:
-    scaler = Scaler(read_rule(rule), settings)
+    scaler = Scaler(read_rule(rule), settings, MODEL.max_num_seqs, 16)
     simulation = Simulation(Trace(16, requests), MODEL, POLICIES["prefix"], 1, scaler=scaler)
     result = simulation.run()
     for ingress in simulation.ingresses:

@@ -158,6 +158,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         sleep: Sleep = asyncio.sleep,
         keys: KeyRing | None = None,
         served: Mapping[str, Any] | None = None,
+        wake: Callable[[str], None] = lambda group: None,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -174,7 +175,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
             keys=keys,
             trace_folder=trace_folder,
         )
-        ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary)
+        ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary, wake=wake)
         membership = membership or StaticMembership({r.replica_id: r.address for r in replicas})
         await ingress.start(membership)
         app = build_app(ingress, sleep=sleep)

@@ -165,6 +165,17 @@ async def test_health_follows_the_replicas(make_edge) -> None:
     assert (await edge.client.get("/health/live")).status_code == 200
 
 
+async def test_a_model_that_sleeps_can_be_served(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), served={"scales_to_zero": True})
+    edge.membership.publish("", {})
+    await edge.until(lambda: not edge.replica_set.open_views)
+
+    answer = await edge.client.get("/health")
+
+    assert answer.status_code == 200
+    assert answer.json()["models"]["tiny"]["status"] == "asleep"
+
+
 async def test_metrics_count_requests_tokens_and_show_the_replicas_load(make_edge) -> None:
     replica = ScriptedReplica(script=says("abcde"))
     replica.load.kv_waste = 0.03

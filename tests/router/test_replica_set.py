@@ -245,6 +245,21 @@ async def test_a_request_that_has_killed_replicas_is_given_up(make_edge) -> None
         await edge.replica_set.place_or_wait(one, Recorder(), 0.0)
 
 
+async def test_a_request_that_finds_no_replica_asks_for_one_to_be_started(make_edge) -> None:
+    woken: list[str] = []
+    edge = await make_edge(
+        ScriptedReplica(step_s=None), timeouts=Timeouts(replica_wait_s=0.01), wake=woken.append
+    )
+    (replica,) = edge.replicas
+    await replica.kill()
+    await edge.until(lambda: not edge.replica_set.open_views)
+
+    with pytest.raises(ReplicaLost):
+        await edge.replica_set.place_or_wait(journal(), Recorder(), 0.0)
+
+    assert woken == [""]  # the nameless group
+
+
 async def test_a_bystander_that_gets_ahead_outlives_any_number_of_replicas(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2))
     one = journal()
