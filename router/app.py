@@ -25,7 +25,7 @@ from router.openai import errors
 from router.openai.body import read_body
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
-from router.openai.document import body_of, document
+from router.openai.document import body_of, document, with_models
 from router.openai.embeddings import EmbeddingBody, answer_embeddings
 from router.openai.health import deep_health, health
 from router.openai.heartbeat import Sleep
@@ -95,8 +95,7 @@ def build_app(
         body = await read_body(request, ResponsesBody, max_body_bytes)
         return await answer_response(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
 
-    @app.get("/v1/responses/{response_id}")
-    @app.delete("/v1/responses/{response_id}")
+    @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
     async def stored_response(response_id: str) -> Response:
         raise errors.NotStored(response_id)
 
@@ -148,11 +147,14 @@ def build_app(
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     app.add_exception_handler(ClientDisconnect, errors.answer_nobody)
     app.add_exception_handler(RequestValidationError, errors.answer_bad_query)
-    app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.state.sleep = sleep
     app.state.metrics = metrics
     source = KeySource(ingress.config.keys, ingress.config.key_file, time.monotonic)
     app.state.keys = source
+    app.openapi = lambda: with_models(  # type: ignore[method-assign]  # FastAPI's own way to change it
+        document(app, asks_for_keys=source.ring() is not None),
+        [name for model in ingress.models for name in model.config.served_names],
+    )
     app.add_middleware(DoorMiddleware, source=source)
     app.add_middleware(
         CORSMiddleware,

@@ -81,6 +81,8 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"{param}: this field is not supported", param)
+    if param is None and first["type"] == "value_error":
+        return InvalidRequest(message)
     if param is None:
         return InvalidRequest(f"the body must be a JSON object: {message}")
     return InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}", param)

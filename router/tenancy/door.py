@@ -8,8 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.tenancy.key_source import KeySource
 from router.tenancy.keys import ANYBODY, Tenant
 
-_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/load")
 _FOR_ADMINS = ("/metrics",)
+GUARDED = ("/v1/", "/tokenize", "/detokenize", "/load", *_FOR_ADMINS)
+"""Beginnings of the paths that ask for a key."""
 
 
 class DoorMiddleware:
@@ -33,7 +34,7 @@ class DoorMiddleware:
             key = _bearer(scope)
             tenant = ring.find(key) if key else None
         path = scope["path"]
-        if tenant is None and path.startswith((*_GUARDED, *_FOR_ADMINS)):
+        if tenant is None and path.startswith(GUARDED):
             await _refuse(send, 401, _missing(scope), "invalid_api_key")
         elif tenant is not None and not tenant.is_admin and path.startswith(_FOR_ADMINS):
             await _refuse(send, 403, f"{path} needs an admin's key", "not_an_admin")

@@ -39,6 +39,11 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def byte_vocabulary() -> Vocabulary:
     """Token id = byte; 256 and 257 are control tokens."""
+    return make_byte_vocabulary()
+
+
+def make_byte_vocabulary() -> Vocabulary:
+    """See ``byte_vocabulary``."""
     alphabet = {byte_level_bytes([char], [])[0][0]: char for char in pre_tokenizers.ByteLevel.alphabet()}
     tokens = [alphabet[byte] for byte in range(256)] + ["<|start|>", "<|end|>"]
     pipeline = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
