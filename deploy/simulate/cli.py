@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from deploy.bench.report import environment, write_result
 from deploy.console import console
 from router.placement.policy import POLICIES
-from workers.engine.errors import InvalidRequest
 
 SHOWN = {
     "hit_share": "hits",
@@ -67,59 +65,43 @@ def simulate(
 ) -> None:
     """Replay TRACE in virtual time: the router's own policies and the engine's own scheduler, no GPU."""
     from cluster.autoscaling import ScaleTargets
-    from deploy.simulate.page import Run, render_page
+    from deploy.simulate.compare import Comparison
+    from deploy.simulate.page import render_page
     from deploy.simulate.replica_model import read_replica_model
-    from deploy.simulate.scaling import Scaler, ScaleSettings, read_rule
-    from deploy.simulate.simulation import Simulation
-    from deploy.simulate.summary import curves, summarize
+    from deploy.simulate.scaling import ScaleSettings
     from router.trace import read_trace
 
-    names = list(POLICIES) if policy == "all" else policy.split(",")
-    for name in names:
-        if name not in POLICIES:
-            raise InvalidRequest(f"--policy is {name!r}: it must be one of {', '.join(POLICIES)}", "policy")
-    model = read_replica_model(replica_model)
-    played = read_trace(trace).first(max_requests).at_rate(rate)
-    if not played.requests:
-        raise InvalidRequest(f"trace {trace} has no requests", "trace")
-    targets = ScaleTargets(target_ttft_s, target_tpot_s)
     scale = ScaleSettings(
         min_replicas=min_replicas,
         max_replicas=max(max_replicas, replicas),
         start_s=start_s,
         down_delay_s=downscale_delay_s,
-        targets=targets,
+        targets=ScaleTargets(target_ttft_s, target_tpot_s),
     )
-    rules = autoscale.split(",") if autoscale else [None]
-    makers = {rule: read_rule(rule) for rule in rules if rule is not None}
+    comparison = Comparison(
+        trace=read_trace(trace).first(max_requests).at_rate(rate),
+        model=read_replica_model(replica_model),
+        policies=list(POLICIES) if policy == "all" else policy.split(","),
+        rules=autoscale.split(",") if autoscale else [],
+        scale=scale,
+        num_replicas=replicas,
+        num_ingresses=ingress_replicas,
+    )
+    comparison.check()
     settings: dict[str, Any] = {
         "trace": trace.name,
-        "requests": len(played.requests),
+        "requests": len(comparison.trace.requests),
         "rate": rate,
         "replicas": replicas,
         "ingress_replicas": ingress_replicas,
-        "replica_model": model.model_dump(),
+        "replica_model": comparison.model.model_dump(),
         **({"scale": asdict(scale)} if autoscale else {}),
     }
     about, figures, runs = environment(), [], []
-    num_places = scale.max_replicas if autoscale else replicas
-    for name in names:
-        for rule in rules:
-            started_s = time.process_time()
-            scaler = (
-                Scaler(makers[rule], scale, model.max_num_seqs, played.block_size)
-                if rule is not None
-                else None
-            )
-            result = Simulation(played, model, POLICIES[name], replicas, ingress_replicas, scaler).run()
-            cpu_s = round(time.process_time() - started_s, 1)
-            label = name if rule is None else f"{name}, {rule}" if len(names) > 1 else rule
-            run = Run(label, summarize(result, num_places, targets), curves(result, num_places))
-            runs.append(run)
-            figures.append(
-                {"policy": name, "autoscale": rule, "name": label, **asdict(run.summary), "cpu_s": cpu_s}
-            )
-    title = f"{trace.name} at {rate:g} times its rate on {replicas} replicas ({model.kind})"
+    for one, run in comparison.run():
+        figures.append(one)
+        runs.append(run)
+    title = f"{trace.name} at {rate:g} times its rate on {replicas} replicas ({comparison.model.kind})"
     _show(title, figures)
     if json_path is not None:
         _add_runs(json_path, [{"environment": about, "settings": settings, **one} for one in figures])
@@ -129,7 +111,7 @@ def simulate(
 
 
 def _show(title: str, figures: list[dict[str, Any]]) -> None:
-    table = Table("policy", *SHOWN.values(), title=title)
+    table = Table(Column("policy", no_wrap=True), *SHOWN.values(), title=title)
     for one in figures:
         table.add_row(one["name"], *(f"{one[name]:.4g}" for name in SHOWN))
     console.print(table)
