@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +65,16 @@ def document(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
             [(ErrorObject, "serialization"), *((body, "validation") for body in _BODIES)],
             ref_template=_REFERENCE,
         )
-        found = FastAPI.openapi(app)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # two methods of one route have one id, until it is set below
+            found = FastAPI.openapi(app)
         components = found.setdefault("components", {})
         components["schemas"] = schemas["$defs"]
         if asks_for_keys:
             components["securitySchemes"] = _KEY
         for path, methods in found["paths"].items():
-            for operation in methods.values():
+            for method, operation in methods.items():
+                operation["operationId"] = f"{method}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_")
                 _describe(path, operation)
                 if asks_for_keys and path.startswith(GUARDED):
                     operation["security"] = [{"key": []}]

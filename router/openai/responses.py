@@ -10,20 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
-from router.generation import Delta, Generation, TextParams
-from router.ingress import Ingress, ServedModel
-from router.journal import Prompt
+from router.generation import Delta, Generation
+from router.ingress import Ingress
 from router.openai.answer import GenerationResponse
+from router.openai.chat_request import PreparedChat, prepare_chat
+from router.openai.errors import invalid_body
 from router.openai.logprobs import chat_logprobs
 from router.openai.metrics import Metrics
+from router.openai.response_items import Event, ResponseItems
+from router.openai.responses_request import chat_body, responses_param
 from router.openai.responses_schema import ResponsesBody
-from router.openai.sampling import check_num_logprobs, resolve_max_tokens
-from router.text.detokenizer import TokenTable
+from router.openai.sampling import check_num_logprobs
+from router.openai.schema import ChatBody
 from workers.engine.errors import PromptTooLong, UserError
-from workers.engine.request import ChoiceParams, FinishReason
-
-_LOGPROBS = "message.output_text.logprobs"
+from workers.engine.request import FinishReason
 
 
 async def answer_response(
@@ -34,24 +36,19 @@ async def answer_response(
     Raises:
         UserError: the body asks for what this model cannot give.
     """
-    model = ingress.model(body.model)
     check_num_logprobs(body.top_logprobs or 0, "top_logprobs", ingress.limits)
-    prompt = await _prompt(model, body)
-    params = ChoiceParams(
-        max_tokens=resolve_max_tokens(
-            body.max_output_tokens, "max_output_tokens", len(prompt), model.max_model_len
-        ),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=ingress.draw_seed(),
-        num_logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
-    )
-    generation = ingress.generation(model, f"resp_{request_id}", [prompt], [params], TextParams())
-    encoder = ResponsesEncoder(request_id, created, body, params, model.tokenizer.table)
+    try:
+        chat = await _prepare(ingress, chat_body(body), body.truncation == "auto", request_id)
+    except ValidationError as error:
+        wrong = invalid_body(error)
+        raise type(wrong)(wrong.message, responses_param(wrong.param)) from None
+    except UserError as error:
+        raise type(error)(error.message, responses_param(error.param)) from None
+    encoder = ResponsesEncoder(request_id, created, body, chat)
     return GenerationResponse(
-        generation,
+        chat.generation,
         encoder,
-        metrics.timer(model.name),
+        metrics.timer(chat.model.name),
         is_stream=bool(body.stream),
         end_of_stream=b"",
         error_event=encoder.error,
@@ -61,68 +58,47 @@ async def answer_response(
 class ResponsesEncoder:
     """Says a generation of one choice as the responses API does."""
 
-    def __init__(
-        self, request_id: str, created: int, body: ResponsesBody, params: ChoiceParams, table: TokenTable
-    ) -> None:
-        self._params = params
-        self._table = table
-        self._item_id = f"msg_{request_id}"
-        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+    def __init__(self, request_id: str, created: int, body: ResponsesBody, chat: PreparedChat) -> None:
+        self._chat = chat
+        self._items = ResponseItems(request_id)
         self._num_events = 0
         self._head = {"id": f"resp_{request_id}", "object": "response", "created_at": created}
-        self._settings = _settings(body, params)
+        self._settings = _settings(body, chat)
 
     def begin(self) -> bytes:
-        """The response, its one message and that message's text, all still empty."""
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return (
-            self._event("response.created", response=self._response("in_progress", []))
-            + self._event("response.in_progress", response=self._response("in_progress", []))
-            + self._event("response.output_item.added", output_index=0, item=self._item("in_progress", []))
-            + self._event("response.content_part.added", **self._place, part=part)
-        )
+        """The response, still empty."""
+        empty = self._response("in_progress", [])
+        return self._events([("created", {"response": empty}), ("in_progress", {"response": empty})])
 
     def chunk(self, delta: Delta) -> bytes:
-        """Text as it comes."""
-        self._texts.append(delta.text)
-        entries = self._entries(delta)
-        if not delta.text and not entries:
-            return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=entries)
+        """What a delta adds to the items."""
+        return self._events(self._feed(delta))
 
     def finish(self, generation: Generation) -> bytes:
-        """The whole text, part, message and response."""
-        text, part = "".join(self._texts), self._part()
+        """The end of the last item, and the whole response."""
+        events = self._items.end(_status(generation))
         whole = self.whole(generation)
-        last = "response.completed" if whole["status"] == "completed" else "response.incomplete"
-        return (
-            self._event("response.output_text.done", **self._place, text=text, logprobs=self._logprobs)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=whole["output"][0])
-            + self._event(last, response=whole)
-        )
+        return self._events([*events, (whole["status"], {"response": whole})])
 
     def error(self, body: Mapping[str, Any]) -> bytes:
         """An error after the stream began; nothing follows it."""
         error = body["error"]
-        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+        fields = {"code": error["code"], "message": error["message"], "param": error["param"]}
+        return self._event("error", fields)
 
     def collect(self, deltas: Iterable[Delta]) -> None:
-        """Gather text and log-probabilities."""
+        """Gather the items."""
         for delta in deltas:
-            self._texts.append(delta.text)
-            self._entries(delta)
+            self._feed(delta)
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """A ``response`` object."""
-        is_cut = generation.choices[0].finish_reason == FinishReason.LENGTH
-        status = "incomplete" if is_cut else "completed"
+        status = _status(generation)
+        self._items.end(status)
         num_input, num_output = generation.num_prompt_tokens, generation.num_output_tokens
         return {
-            **self._response(status, [self._item(status, [self._part()])]),
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            **self._response(status, self._items.items),
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
                 "input_tokens": num_input,
                 "input_tokens_details": {"cached_tokens": generation.num_cached_tokens},
@@ -132,31 +108,31 @@ class ResponsesEncoder:
             },
         }
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def _feed(self, delta: Delta) -> list[Event]:
+        parts: list[dict[str, Any]] = [{"content": delta.text}] if delta.text else []
+        if self._chat.messages is not None:
+            is_last = delta.finish_reason is not None
+            parts = self._chat.messages[delta.choice.index].feed(delta.text, is_last=is_last)
+        num_top = self._chat.num_logprobs
+        logprobs = []
+        if delta.logprobs is not None and num_top is not None:
+            logprobs = [chat_logprobs(delta, delta.logprobs, num_top, self._chat.model.tokenizer.table)]
+            parts = parts or [{}]
+        events: list[Event] = []
+        for part in parts:
+            # Only words have log-probabilities in this API.
+            is_text = "reasoning_content" not in part and "tool_calls" not in part
+            events += self._items.feed(part, logprobs if is_text else ())
+            logprobs = []
+        return events
+
+    def _events(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._event(f"response.{kind}", fields) for kind, fields in events)
+
+    def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         body = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
-
-    def _entries(self, delta: Delta) -> list[dict[str, Any]]:
-        """The log-probabilities of a delta's token, if any were asked for; they are kept."""
-        num_top = self._params.num_logprobs
-        if delta.logprobs is None or num_top is None:
-            return []
-        self._logprobs.append(chat_logprobs(delta, delta.logprobs, num_top, self._table))
-        return self._logprobs[-1:]
-
-    def _part(self) -> dict[str, Any]:
-        text = "".join(self._texts)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
-
-    def _item(self, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self._item_id,
-            "status": status,
-            "role": "assistant",
-            "content": list(content),
-        }
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -170,8 +146,16 @@ class ResponsesEncoder:
         }
 
 
-def _settings(body: ResponsesBody, params: ChoiceParams) -> dict[str, Any]:
+def _status(generation: Generation) -> str:
+    is_cut = generation.choices[0].finish_reason == FinishReason.LENGTH
+    return "incomplete" if is_cut else "completed"
+
+
+def _settings(body: ResponsesBody, chat: PreparedChat) -> dict[str, Any]:
     """What the answer says about how it was asked for."""
+    params = chat.generation.choices[0].journal.params
+    form = body.text.format if body.text is not None else None
+    choice = body.tool_choice
     return {
         "model": body.model,
         "instructions": body.instructions,
@@ -180,11 +164,14 @@ def _settings(body: ResponsesBody, params: ChoiceParams) -> dict[str, Any]:
         "top_p": params.top_p,
         "top_logprobs": body.top_logprobs or 0,
         "truncation": body.truncation or "disabled",
-        "text": {"format": {"type": "text"}},
-        "tools": [],
-        "tool_choice": body.tool_choice or "auto",
+        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "tools": [
+            {"strict": False, "parameters": None, **tool.model_dump(exclude_none=True)}
+            for tool in body.tools or ()
+        ],
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "previous_response_id": None,
         "background": False,
         "store": False,
@@ -193,16 +180,15 @@ def _settings(body: ResponsesBody, params: ChoiceParams) -> dict[str, Any]:
     }
 
 
-async def _prompt(model: ServedModel, body: ResponsesBody) -> Prompt:
-    """Tokenize the conversation, with its oldest messages dropped where that was allowed and is needed."""
-    messages = body.messages
+async def _prepare(ingress: Ingress, body: ChatBody, may_drop: bool, request_id: str) -> PreparedChat:
+    """Prepare the chat, with its oldest messages dropped where that is allowed and needed."""
     while True:
         try:
-            return await model.prompt_of_chat(messages)
-        except PromptTooLong as error:
-            oldest = next((i for i, one in enumerate(messages[:-1]) if one["role"] != "system"), None)
-            if body.truncation != "auto" or oldest is None:
-                raise PromptTooLong(error.message, "input") from None
-            del messages[oldest]
-        except UserError as error:
-            raise type(error)(error.message, "input") from None
+            return await prepare_chat(ingress, body, f"resp_{request_id}", request_id)
+        except PromptTooLong:
+            fixed = ("system", "developer")
+            oldest = next((i for i, one in enumerate(body.messages[:-1]) if one.role not in fixed), None)
+            if not may_drop or oldest is None:
+                raise
+            kept = [one for i, one in enumerate(body.messages) if i != oldest]
+            body = body.model_copy(update={"messages": kept})

@@ -58,21 +58,110 @@ class ReasoningItem(Body):
     status: str | None = None
 
 
+class FunctionCallItem(Body):
+    """An earlier answer's call, given back."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    """JSON."""
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionOutputItem(Body):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Annotated[
+        Annotated[str, Tag("<one>")] | Annotated[list[InputText], Field(fail_fast=True), Tag("<many>")],
+        Discriminator(_text_kind),
+    ]
+    id: str | None = None
+    status: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Output as one string."""
+        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+
+
 def _item_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<reasoning>" if kind == "reasoning" else "<message>"
+    return {
+        "reasoning": "<reasoning>", "function_call": "<call>", "function_call_output": "<output>",
+    }.get(kind if isinstance(kind, str) else "", "<message>")  # fmt: skip
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("<message>")] | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[FunctionCallItem, Tag("<call>")]
+    | Annotated[FunctionOutputItem, Tag("<output>")],
     Discriminator(_item_kind),
+]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(Body):
+    """A choice of one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedChoice(Body):
+    """A choice among some of the functions."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice] = Field(min_length=1, fail_fast=True)
+
+
+def _choice_kind(value: object) -> str:
+    if isinstance(value, str):
+        return "<word>"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else "<named>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[FunctionChoice, Tag("<named>")]
+    | Annotated[AllowedChoice, Tag("<allowed>")],
+    Discriminator(_choice_kind),
 ]
 
 
 class TextFormat(Body):
     """The form of the answer."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ReasoningOptions(Body):
+    """How the model thinks."""
+
+    effort: str | None = None
+    """Given to the template, as ``reasoning_effort``."""
+    summary: str | None = None
+    """Accepted without effect: thinking is shown as it is."""
+    generate_summary: str | None = None
 
 
 class TextOptions(Body):
@@ -123,11 +212,10 @@ class ResponsesBody(Body):
     prompt_cache_options: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    reasoning: dict[str, Any] | None = None
-    """Accepted without effect."""
+    reasoning: ReasoningOptions | None = None
     background: Literal[False] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[FunctionTool] | None = Field(None, fail_fast=True)
+    tool_choice: ToolChoice | None = None
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -139,25 +227,3 @@ class ResponsesBody(Body):
         if value is not None:
             raise ValueError(_STORED)
         return None
-
-    @field_validator("tools")
-    @classmethod
-    def no_tools(cls, value: list[Any] | None) -> list[Any] | None:
-        """Null or empty."""
-        if value:
-            raise ValueError("is not supported here: use /v1/chat/completions")
-        return value
-
-    @property
-    def messages(self) -> list[dict[str, object]]:
-        """The conversation as a chat template knows it."""
-        found: list[dict[str, object]] = []
-        if self.instructions:
-            found.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*found, {"role": "user", "content": self.input}]
-        for item in self.input:
-            if isinstance(item, InputMessage):
-                role = "system" if item.role == "developer" else item.role
-                found.append({"role": role, "content": item.text})
-        return found

@@ -126,6 +126,7 @@ EMBEDDINGS = {
     ),
     "user": no_effect("me"),
 }
+RESPONSES_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 RESPONSES = {
     **CACHING,
     "metadata": works({"a": "b"}, "test_responses.py::test_the_official_client_gets_an_answer"),
@@ -144,17 +145,19 @@ RESPONSES = {
     "truncation": works(
         "auto", "test_responses.py::test_a_long_conversation_loses_its_oldest_messages_where_that_is_allowed"
     ),
-    "text": works(
-        {"format": {"type": "text"}}, "test_responses.py::test_a_stream_is_a_row_of_numbered_events_in_order"
+    "text": works({"format": {"type": "json_object"}}, "test_responses.py::test_a_schema_is_enforced"),
+    "reasoning": works({"effort": "low"}, "test_responses.py::test_effort_is_told_to_the_template"),
+    "tools": works([RESPONSES_TOOL], "test_responses.py::test_a_call_is_an_item_of_its_own_streamed_or_not"),
+    "tool_choice": works(
+        "required", "test_responses.py::test_a_call_that_is_demanded_is_enforced", tools=[RESPONSES_TOOL]
+    ),
+    "parallel_tool_calls": works(
+        False, "test_tools.py::test_a_call_that_is_demanded_matches_its_schema", tools=[RESPONSES_TOOL]
     ),
     "background": no_effect(False),
     "max_tool_calls": no_effect(3),
-    "parallel_tool_calls": no_effect(True),
-    "reasoning": no_effect({"effort": "low"}),
     "stream_options": no_effect({"include_obfuscation": False}),
-    "tool_choice": no_effect("auto"),
     "user": no_effect("me"),
-    "tools": refused([{"type": "function", "name": "f", "parameters": {}}]),
     "previous_response_id": refused("resp_1"),
     "conversation": refused("conv_1"),
     "prompt": refused({"id": "p"}),

@@ -184,3 +184,96 @@ async def test_a_response_by_id_is_not_kept(make_edge, method: str) -> None:
 
     assert response.status_code == 404
     assert "not stored" in response.json()["error"]["message"]
+
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bonn", "Rome"]}},
+        "required": ["city"],
+    },
+}
+TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}"
+)
+CALL = 'Well.<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
+
+
+async def test_a_call_is_an_item_of_its_own_streamed_or_not(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says(CALL)), served={"chat_template": TEMPLATE})
+    async with openai.AsyncOpenAI(base_url=f"{await edge.listen()}/v1", api_key="none") as client:
+        tools: Any = [WEATHER]
+        whole = await client.responses.create(model="tiny", input="hi", tools=tools)
+        async with client.responses.stream(model="tiny", input="hi", tools=tools) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+
+    said, called = whole.output
+    assert (said.type, called.type) == ("message", "function_call")
+    assert whole.output_text == "Well."
+    assert (called.name, json.loads(called.arguments)) == ("weather", {"city": "Bonn"})
+    assert [item.type for item in final.output] == ["message", "function_call"]
+    assert final.output[1].arguments == called.arguments
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == called.arguments
+
+
+async def test_calls_and_their_outputs_are_given_back(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), served={"chat_template": TEMPLATE})
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Bonn"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+    ]
+
+    answer = await respond(edge, input=items, tools=[WEATHER], max_output_tokens=1)
+
+    assert answer.status_code == 200, answer.text
+    prompt = bytes(i for i in edge.replica.submits[0].prompt_token_ids if i < 256).decode()
+    assert 'weather{"city": "Bonn"}' in prompt
+    assert "tool:rain" in prompt
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+async def test_a_call_that_is_demanded_is_enforced(make_edge, choice: Any) -> None:
+    edge = await make_edge(ScriptedReplica(), served={"chat_template": TEMPLATE})
+
+    answer = await respond(edge, tools=[WEATHER], tool_choice=choice, max_output_tokens=1)
+
+    assert answer.status_code == 200, answer.text
+    assert "Bonn" in edge.replica.submits[0].params.grammar
+
+
+async def test_a_schema_is_enforced(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    form = {"type": "json_schema", "name": "x", "schema": WEATHER["parameters"], "strict": True}
+
+    answer = await respond(edge, text={"format": form}, max_output_tokens=1)
+
+    assert answer.json()["text"]["format"] == form
+    assert "Bonn" in edge.replica.submits[0].params.grammar
+
+
+async def test_thinking_is_an_item_before_the_answer(make_edge) -> None:
+    edge = await make_edge(
+        ScriptedReplica(script=says("<think>Hm.</think>Yes.")), served={"reasoning_parser": "qwen3"}
+    )
+
+    whole = (await respond(edge)).json()
+    kinds = [event["type"] for event in events_of((await respond(edge, stream=True)).text)]
+
+    thought, said = whole["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Hm.")
+    assert said["content"][0]["text"] == "Yes."
+    assert "response.reasoning_text.delta" in kinds
+
+
+async def test_effort_is_told_to_the_template(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), served={"chat_template": "{{ reasoning_effort }}"})
+
+    await respond(edge, reasoning={"effort": "high", "summary": "auto"}, max_output_tokens=1)
+
+    assert bytes(edge.replica.submits[0].prompt_token_ids) == b"high"
