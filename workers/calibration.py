@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.engine.plan import Executor, NewRow, StepPlan
+from workers.engine.plan import BlockCopy, Executor, NewRow, StepPlan
 from workers.engine.request import ChoiceParams
 
 _MOST_ROWS = 8
 _MOST_PROMPT_TOKENS = 256
 _REPEATS = 3
+_MOST_COPIES = 64
 
 
 def measure_cost(rank: Executor, limits: EngineConfig, clock: Callable[[], float]) -> CostModel:
@@ -28,7 +30,27 @@ def measure_cost(rank: Executor, limits: EngineConfig, clock: Callable[[], float
         limits: what a step of this rank may hold.
         clock: seconds, monotonic.
     """
-    return _Calibration(rank, limits, clock).run()
+    return measure_copies(rank, limits, _Calibration(rank, limits, clock).run())
+
+
+def measure_copies(rank: Executor, limits: EngineConfig, cost: CostModel) -> CostModel:
+    """``cost`` with what copies between the tiers take on an idle rank; as it is where there is no host tier."""
+    most = min(_MOST_COPIES, limits.num_host_blocks, limits.num_blocks)
+    if not most:
+        return cost
+    copies = [BlockCopy(block, block, 1) for block in range(most)]
+    elapsed_s = []
+    for step_id, num_blocks in enumerate((most, most, 1)):
+        plan = StepPlan(
+            step_id, [], [], [], [], [], [], swap_out=copies[:num_blocks], awaits_copies=True
+        )  # fmt: skip
+        rank.launch(plan)
+        elapsed_s.append(rank.collect().copied_s)
+    _, all_s, one_s = elapsed_s  # the first may meet memory that was never touched
+    if all_s <= 0:
+        return cost
+    copy_block_s = max(all_s - one_s, 0.1 * all_s) / most
+    return replace(cost, copy_base_s=max(0.0, one_s - copy_block_s), copy_block_s=copy_block_s)
 
 
 class _Calibration:

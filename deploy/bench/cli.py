@@ -55,9 +55,39 @@ def throughput(
     dtype: DtypeOption = "auto",
     quantization: QuantizationOption = None,
     load_format: LoadFormatOption = "auto",
+    kv_pressure: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, help="Give the KV cache this much less than the prompts need; compare what to do."
+        ),
+    ] = None,
+    swap_space: Annotated[float | None, typer.Option(help="With --kv-pressure: host memory, GiB.")] = None,
+    copy_gib_per_s: Annotated[
+        float | None, typer.Option(help="With --kv-pressure, on a CPU: rate of copies to host memory.")
+    ] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Output tokens per second of the engine alone, prefill included."""
+    if kv_pressure is not None:
+        _pressure(
+            {
+                "model": model,
+                "max_num_seqs": max_num_seqs,
+                "max_model_len": max_model_len or input_len + output_len,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "enable_prefix_caching": enable_prefix_caching,
+                "dtype": dtype,
+                "quantization": quantization,
+                "load_format": load_format,
+                "swap_space": 4.0 if swap_space is None else swap_space,
+                "copy_gib_per_s": copy_gib_per_s,
+            },
+            _numbers(num_prompts, "num_prompts"),
+            input_len + output_len,
+            kv_pressure,
+            json_path,
+        )
+        return
     from deploy.bench.throughput import Workload, measure_all
     from deploy.offline.llm import LLM
 
@@ -292,6 +322,59 @@ def chaos(
         cluster.stop()
     _show("chaos", result["runs"])
     write_result(json_path, result)
+
+
+@app.command()
+def memory(
+    model: ModelOption = None,
+    prompt_len: Annotated[int, typer.Option(help="Of the prompt that is found in host memory.")] = 8000,
+    swap_space: Annotated[float, typer.Option(help="Host memory, GiB.")] = 8.0,
+    load_format: LoadFormatOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Copies between device and host by block size, and the first token of a prompt found in host memory."""
+    import torch
+
+    from deploy.bench.pressure import measure_host_hit
+    from deploy.offline.llm import LLM
+
+    result: dict[str, Any] = {"bench": "memory", "environment": environment()}
+    if torch.cuda.is_available():
+        from deploy.bench.copies import measure_copy_rates
+
+        rates = [rate for kib in (64, 256, 512, 2048) for rate in measure_copy_rates(kib << 10)]
+        result["copies"] = [asdict(rate) for rate in rates]
+        _show("copies, GB/s", result["copies"])
+    llm = LLM(
+        model,
+        load_format=load_format,
+        skip_tokenizer_init=True,
+        swap_space=swap_space,
+        max_model_len=prompt_len + 16,
+        max_num_batched_tokens=2048,
+    )
+    result["host_hit"] = asdict(measure_host_hit(llm, prompt_len))
+    _show("first token", [result["host_hit"]])
+    write_result(json_path, result)
+    llm.close()
+
+
+def _pressure(
+    settings: dict[str, Any], num_prompts: list[int], num_tokens: int, pressure: float, json_path: Path | None
+) -> None:
+    from deploy.bench.pressure import PressureLoad, measure_pressure
+    from deploy.offline.llm import LLM
+
+    result: dict[str, Any] = {"bench": "pressure", "environment": environment(), "settings": settings}
+    llm = LLM(**settings, skip_tokenizer_init=True)
+    result["runs"] = []
+    for count in num_prompts:
+        load = PressureLoad(count, min(count, settings["max_num_seqs"]), num_tokens, pressure)
+        runs = [asdict(run) for run in measure_pressure(llm, load)]
+        result["runs"].append({"load": asdict(load), "runs": runs})
+        _show(f"{count} prompts at {pressure:g} times the memory", runs)
+    write_result(json_path, result)
+    llm.close()
 
 
 def _numbers(text: str, param: str) -> list[int]:

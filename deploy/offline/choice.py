@@ -41,6 +41,7 @@ class Choice:
         """
         if new.num_cached_tokens is not None:
             self.request.num_cached_tokens = new.num_cached_tokens
+        self.request.num_preemptions = max(self.request.num_preemptions, new.num_preemptions)
         for i, token_id in enumerate(new.token_ids):
             self._output.token_ids.append(token_id)
             if new.logprobs is not None:

@@ -10,6 +10,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from deploy.offline.pooling import PooledChoice, pooled_params, unit
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import ServeSettings, make_settings
 from router.text.tokenizer import Tokenizer
+from workers.calibration import measure_copies
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import resolve_model
 from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.admission import context_len
 from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
@@ -104,7 +107,11 @@ class LLM:
         self.max_model_len = context_len(
             settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
         )
-        self._engine = Engine(_engine_config(settings, self.max_model_len, counts, model_config))
+        self.engine_config = _engine_config(settings, self.max_model_len, counts, model_config)
+        self.num_blocks, self.num_host_blocks = counts.device, counts.host
+        self.block_bytes = counts.block_bytes
+        self._cost = measure_copies(self._executor, self.engine_config, CostModel())
+        self._engine = Engine(self.engine_config, self._cost)
         self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
@@ -211,6 +218,20 @@ class LLM:
     def load(self) -> Load:
         """What the engine holds, and its counts since start."""
         return self._engine.load()
+
+    @property
+    def step_error_p50(self) -> float:
+        """Median error of what the cost model has predicted for the last steps, relative to what they took."""
+        return self._engine.step_error_p50
+
+    def restart_engine(self, **fields: Any) -> None:
+        """Begin anew with an empty engine on the same ranks.
+
+        Args:
+            fields: of ``EngineConfig``, where they differ from how the model was loaded; no limit may be higher.
+        """
+        assert not self._engine.has_work, "the engine is restarted between two runs"
+        self._engine = Engine(replace(self.engine_config, **fields), self._cost)
 
     def close(self) -> None:
         """Let the ranks go."""

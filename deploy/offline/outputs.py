@@ -44,6 +44,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    """Of the output that gave way most often."""
 
 
 @dataclass(frozen=True, slots=True)

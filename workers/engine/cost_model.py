@@ -7,6 +7,7 @@ or a measurement (`workers.calibration`) and follow the measured steps (`CostFit
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 _DRIFT = 1e-4
@@ -99,12 +100,18 @@ class CostFit:
         )
         self._weights = [value / scale for value, scale in zip(start, self._scales, strict=True)]
         size = len(self._scales)
+        self._errors: deque[float] = deque(maxlen=100)
         self._variances = [[_START_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
 
     @property
     def cost(self) -> CostModel:
         """The model as it stands."""
         return self._cost
+
+    @property
+    def step_error_p50(self) -> float:
+        """Median error of the predictions for the last hundred steps, relative to what they took."""
+        return sorted(self._errors)[len(self._errors) // 2] if self._errors else 0.0
 
     def observe_step(self, elapsed_s: float, work: StepWork) -> None:
         """Learn from one step; one without time or work says nothing."""
@@ -114,6 +121,7 @@ class CostFit:
         parts = [amount * scale for amount, scale in zip(amounts, self._scales, strict=True)]
         weights, variances = self._weights, self._variances
         predicted_s = sum(weight * part for weight, part in zip(weights, parts, strict=True))
+        self._errors.append(abs(predicted_s - elapsed_s) / elapsed_s)
         # A step that was far too short to be true must not weigh more than a good one.
         elapsed_s = max(elapsed_s, 0.1 * predicted_s)
         features = [part / elapsed_s for part in parts]

@@ -56,6 +56,11 @@ class Engine:
         return self._fit.cost
 
     @property
+    def step_error_p50(self) -> float:
+        """Median error of the cost model over the last hundred steps."""
+        return self._fit.step_error_p50
+
+    @property
     def num_launched(self) -> int:
         """Plans handed out whose results have not been applied."""
         return len(self._launched)

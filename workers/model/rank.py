@@ -110,7 +110,8 @@ class Rank:
 
     def block_counts(self) -> BlockCounts:
         """What fits this rank's memory, device and host; see ``max_num_blocks``."""
-        return BlockCounts(self.max_num_blocks(), self.config.swap_space_bytes // self._layout.block_bytes)
+        block_bytes = self._layout.block_bytes
+        return BlockCounts(self.max_num_blocks(), self.config.swap_space_bytes // block_bytes, block_bytes)
 
     def max_num_blocks(self) -> int:
         """Return how many KV blocks this rank's memory holds; a group must take the least of its ranks'.

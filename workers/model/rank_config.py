@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
@@ -23,18 +23,20 @@ class BlockCounts:
 
     device: int
     host: int
+    block_bytes: int = 0
+    """Of one, on one rank."""
 
     @classmethod
     def least(cls, counts: Iterable[BlockCounts]) -> BlockCounts:
         """What fits every rank of a group."""
         listed = list(counts)
-        return cls(min(one.device for one in listed), min(one.host for one in listed))
+        return cls(min(one.device for one in listed), min(one.host for one in listed), listed[0].block_bytes)
 
     def limited(self, num_device_blocks: int | None) -> BlockCounts:
         """The same with no more than ``num_device_blocks`` on the device; None: no limit."""
-        return (
-            self if num_device_blocks is None else BlockCounts(min(self.device, num_device_blocks), self.host)
-        )
+        if num_device_blocks is None:
+            return self
+        return replace(self, device=min(self.device, num_device_blocks))
 
 
 @dataclass(frozen=True, slots=True)

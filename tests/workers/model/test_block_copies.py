@@ -11,6 +11,7 @@ from workers.engine.engine import Engine
 from workers.engine.plan import BlockCopy, StepPlan
 from workers.engine.request import ChoiceParams, EngineRequest
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
+from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.rank import Rank
 
 CONFIG = ModelConfig("llama", 64, 96, 2, 4, 2, head_dim=16, vocab_size=500, max_position_embeddings=256)
@@ -158,3 +159,46 @@ def test_a_slow_link_says_later_that_it_is_done() -> None:
     assert (report.copied, report.num_blocks, report.elapsed_s) == (0, 2, 2.0)
     report = copies.report(waits=True)
     assert (report.copied, report.num_blocks, now_s[0]) == (1, 1, 3.0)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kernel_bytes", [0, 1 << 20])
+def test_copies_on_a_gpu_bring_back_what_they_took(kernel_bytes: int) -> None:
+    kv = torch.randn(40, 3, 1000, device="cuda")
+    before = kv.clone()
+    copies = CudaBlockCopies(kv, HostBlocks(allocate_host(30, kv), has_checksums=True), kernel_bytes)
+    outs = [BlockCopy(device, (7 * device) % 30, 1) for device in range(20)]
+    copies.begin(make_plan(0, swap_out=outs))
+    assert copies.report(waits=True).num_blocks == 20
+    kv[:20] = 0  # whatever later steps write
+
+    copies.begin(make_plan(1, swap_in=[BlockCopy(copy.device + 20, copy.host, 1) for copy in outs]))
+
+    report = copies.report(waits=True)
+    assert (report.copied, report.corrupt_blocks) == (1, [])
+    assert report.elapsed_s > 0
+    assert torch.equal(kv[20:], before[:20])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_swapped_requests_on_a_gpu_compute_nothing_twice(make_rank) -> None:
+    crowd = Crowd(make_rank, num_blocks=17, device="cuda", dtype="float32", kv_checksum=True)
+    for number in range(4):
+        crowd.add(number)
+
+    outputs = crowd.run()
+
+    load = crowd.engine.load()
+    assert load.num_swap_preemptions > 0
+    assert load.num_blocks_swapped_in > 0
+    assert load.num_corrupt_blocks == 0
+    assert all(len(token_ids) == 60 for token_ids in outputs.values())
+    roomy = Crowd(make_rank, num_blocks=64, device="cuda", dtype="float32")
+    for number in range(4):
+        roomy.add(number)
+    assert outputs == roomy.run()
