@@ -51,7 +51,9 @@ def measure_copy_rates(block_bytes: int, num_blocks: int | None = None, repeats:
             for step in range(repeats + 1):
                 torch.cuda.synchronize()
                 started_s = time.perf_counter()
-                copies.begin(StepPlan(step, [], [], [], [], [], [], swap_out, swap_in))
+                plan = StepPlan(step, [], [], [], [], [], [], swap_out, swap_in)
+                copies.begin(plan)
+                copies.queue(plan)
                 launch_s = time.perf_counter() - started_s
                 report = copies.report(waits=True)
                 assert not report.corrupt_blocks, "copies have gone wrong"

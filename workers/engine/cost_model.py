@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-_DRIFT = 1e-4
-"""Variance that a coefficient, relative to its start, gains with each step: about 10 % in a hundred steps."""
-_NOISE = 0.01
-"""Variance of a step's time relative to its prediction: steps scatter by about 10 %."""
-_START_VARIANCE = 4.0
-"""Of coefficients before the first step: they may well be twice what was guessed."""
+_MEMORY = 0.98
+"""Weight of a step after the next one: fifty steps count, so that the model follows what the machine does now."""
+_INERTIA = 0.02
+"""Weight, beside a step's 1, of staying where a coefficient is: those that the last steps did not use stay."""
+_SWEEPS = 2
+"""Passes over the coefficients a step; a step changes little, and the next goes on from there."""
 _COPY_RATE = 0.2
 """Share by which one batch of copies moves their price."""
 
@@ -73,16 +73,24 @@ class CostModel:
 
 
 class CostFit:
-    """Keeps a cost model close to what steps take: a Kalman filter over its coefficients.
+    """Keeps a cost model close to what steps take: least squares over the last steps, none below zero.
 
-    Kalman 1960, "A new approach to linear filtering and prediction problems", for a state that drifts at random. Each
-    coefficient counts relative to where it started, each step relative to what it took, so that short and long steps
-    teach alike. A coefficient never turns negative.
+    The sums of products of the normal equations are kept, older steps fading, and solved by coordinate descent from
+    the last solution (Franc, Hlaváč & Navara 2005, "Sequential coordinate-wise algorithm for the non-negative least
+    squares problem"). Each step counts relative to what it took, so that short and long ones teach alike and one
+    outlier, a page fault or a graph capture, next to nothing.
     """
 
     def __init__(self, cost: CostModel) -> None:
         """Start from ``cost``; a coefficient of 0 is taken as small beside that of a prefill token."""
         self._cost = cost
+        start = (
+            cost.base_s,
+            cost.per_sequence_s,
+            cost.per_token_s,
+            cost.per_context_token_s,
+            cost.per_attended_s,
+        )
         self._scales = [
             max(cost.base_s, 1e-7),
             max(cost.per_sequence_s, 1e-3 * cost.base_s, 1e-9),
@@ -91,17 +99,14 @@ class CostFit:
             max(cost.per_context_token_s, 1e-3 * cost.per_token_s),
             max(cost.per_attended_s, 3e-5 * cost.per_token_s),
         ]
-        start = (
-            cost.base_s,
-            cost.per_sequence_s,
-            cost.per_token_s,
-            cost.per_context_token_s,
-            cost.per_attended_s,
-        )
         self._weights = [value / scale for value, scale in zip(start, self._scales, strict=True)]
         size = len(self._scales)
+        self._products = [[0.0] * size for _ in range(size)]
+        self._targets = [0.0] * size
         self._errors: deque[float] = deque(maxlen=100)
-        self._variances = [[_START_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
+        # The start counts as one typical step, so that the first one measured does not decide alone.
+        typical = StepWork(num_decodes=16)
+        self._note(self._parts(typical), cost.step_s(typical.num_decodes))
 
     @property
     def cost(self) -> CostModel:
@@ -117,23 +122,18 @@ class CostFit:
         """Learn from one step; one without time or work says nothing."""
         if elapsed_s <= 0 or not (work.num_decodes or work.num_prefill_tokens):
             return
-        amounts = (1, work.num_decodes, work.num_prefill_tokens, work.num_context_tokens, work.num_attended)
-        parts = [amount * scale for amount, scale in zip(amounts, self._scales, strict=True)]
-        weights, variances = self._weights, self._variances
+        parts = self._parts(work)
+        weights, products, targets = self._weights, self._products, self._targets
         predicted_s = sum(weight * part for weight, part in zip(weights, parts, strict=True))
         self._errors.append(abs(predicted_s - elapsed_s) / elapsed_s)
-        # A step that was far too short to be true must not weigh more than a good one.
-        elapsed_s = max(elapsed_s, 0.1 * predicted_s)
-        features = [part / elapsed_s for part in parts]
-        gains = [sum(one * feature for one, feature in zip(row, features, strict=True)) for row in variances]
-        spread = _NOISE + sum(gain * feature for gain, feature in zip(gains, features, strict=True))
-        error = (1 - predicted_s / elapsed_s) / spread
-        for index, gain in enumerate(gains):
-            weights[index] = max(0.0, weights[index] + gain * error)
-            row, share = variances[index], gain / spread
-            for other, other_gain in enumerate(gains):
-                row[other] -= share * other_gain
-            row[index] = min(row[index] + _DRIFT, _START_VARIANCE)
+        features = self._note(parts, elapsed_s)
+        # A weight of inertia beside the largest product, so that it means the same whatever the scales.
+        for _ in range(_SWEEPS):
+            for index, row in enumerate(products):
+                inertia = _INERTIA * features[index] ** 2 + 1e-9
+                rest = sum(one * weight for one, weight in zip(row, weights, strict=True))
+                step = (targets[index] - rest) / (row[index] + inertia)
+                weights[index] = max(0.0, weights[index] + step)
         base_s, per_sequence_s, per_token_s, per_context_token_s, per_attended_s = (
             weight * scale for weight, scale in zip(weights, self._scales, strict=True)
         )
@@ -156,3 +156,17 @@ class CostFit:
         measured_s = max(elapsed_s - cost.copy_base_s, 0.1 * elapsed_s) / num_blocks
         copy_block_s = cost.copy_block_s + _COPY_RATE * (measured_s - cost.copy_block_s)
         self._cost = replace(cost, copy_block_s=copy_block_s)
+
+    def _parts(self, work: StepWork) -> list[float]:
+        """What the step would take, coefficient by coefficient, if all weights were 1."""
+        amounts = (1, work.num_decodes, work.num_prefill_tokens, work.num_context_tokens, work.num_attended)
+        return [amount * scale for amount, scale in zip(amounts, self._scales, strict=True)]
+
+    def _note(self, parts: list[float], elapsed_s: float) -> list[float]:
+        """Add a step to the sums; return its parts relative to what it took."""
+        features = [part / elapsed_s for part in parts]
+        for index, (feature, row) in enumerate(zip(features, self._products, strict=True)):
+            for other, other_feature in enumerate(features):
+                row[other] = _MEMORY * row[other] + feature * other_feature
+            self._targets[index] = _MEMORY * self._targets[index] + feature
+        return features

@@ -110,6 +110,9 @@ class BlockCopies:
         self._free_s = max(self._free_s, started_s) + (elapsed_s if num_blocks else 0.0)
         self._due.append((plan.step_id, self._free_s, elapsed_s, num_blocks, corrupt))
 
+    def queue(self, plan: StepPlan) -> None:
+        """Nothing is left to do: ``begin`` has copied."""
+
     def is_idle(self) -> bool:
         """True if all copies are done."""
         return not self._due or self._due[-1][1] <= self._clock()

@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.draw import draw
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
+from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
+from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
@@ -106,6 +108,8 @@ class CudaRank(Rank):
         if plan.late_masks is not None:
             self._sample_late(plan.late_masks)
         self._queue.append(self._run_step(plan))
+        if self._copies is not None:
+            self._copies.queue(plan)
 
     def collect(self) -> StepResult:
         """See ``Executor``."""
@@ -153,6 +157,10 @@ class CudaRank(Rank):
         """See ``Executor``."""
         self._queue.clear()
         super().close()
+
+    def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
+        host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
+        return CudaBlockCopies(kv_cache, host)
 
     @torch.inference_mode()
     def _run_step(self, plan: StepPlan) -> _Launched:

@@ -250,8 +250,6 @@ class Rank:
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
-        if self.device.type == "cuda":
-            return CudaBlockCopies(kv_cache, host)
         return BlockCopies(kv_cache, host, self.config.copy_bytes_per_s)
 
     def _report_copies(self, plan: StepPlan) -> CopyReport:

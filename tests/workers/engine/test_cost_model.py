@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from workers.engine.cost_model import CostFit, CostModel, StepWork
@@ -54,3 +56,38 @@ def test_mixed_steps_teach_what_each_part_costs() -> None:
 
     for shape in [*shapes, (20, 0), (2, 1000)]:
         assert fit.cost.step_s(*shape) == pytest.approx(truth.step_s(*shape), rel=0.1)
+
+
+def test_predictions_are_right_within_a_tenth_where_costs_do_not_simply_add_up() -> None:
+    rng = random.Random(1)
+    fit = CostFit(CostModel())
+
+    for _ in range(300):
+        num_decodes, num_prefill = rng.randint(30, 64), rng.choice([0, 0, 0, 96, 200, 672, 1344])
+        work = StepWork(num_decodes, num_prefill, num_decodes * rng.randint(100, 700), num_prefill**2 // 2)
+        # As on an H200: few tokens take as long as the weights take to read, many what their products take.
+        products_s = max(3.9e-3, 22e-6 * (num_decodes + num_prefill))
+        elapsed_s = products_s + 3.2e-8 * work.num_context_tokens + 9e-10 * work.num_attended
+        fit.observe_step(elapsed_s * rng.gauss(1, 0.02), work)
+
+    assert fit.step_error_p50 < 0.1
+
+
+def test_what_the_last_steps_did_not_use_keeps_its_price() -> None:
+    fit = CostFit(CostModel(per_token_s=1e-4))
+    for _ in range(100):
+        fit.observe_step(0.02 + 2e-4 * 500, StepWork(4, 500))
+
+    for _ in range(2000):
+        fit.observe_step(0.02, StepWork(4))
+
+    assert fit.cost.prefill_s(500) == pytest.approx(0.1, rel=0.1)
+
+
+def test_copies_move_their_price_towards_what_they_take() -> None:
+    fit = CostFit(CostModel())
+
+    for _ in range(30):
+        fit.observe_copies(0.1, 10)
+
+    assert fit.cost.copy_s(10) == pytest.approx(0.1, rel=0.02)
