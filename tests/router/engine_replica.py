@@ -32,7 +32,12 @@ class EngineReplica:
 
     def __post_init__(self) -> None:
         config = EngineConfig(
-            max_model_len=4096, num_blocks=2048, eos_token_ids=(END,), vocab_size=258, hash_root=b"tests"
+            max_model_len=4096,
+            num_blocks=2048,
+            max_num_batched_tokens=4096,
+            eos_token_ids=(END,),
+            vocab_size=258,
+            hash_root=b"tests",
         )
         self.engine = Engine(config)
         self.rank = ScriptedRank(config, 258)

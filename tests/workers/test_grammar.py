@@ -9,8 +9,7 @@ import time
 import llguidance
 import pytest
 
-from workers.checkpoint.source import ModelFiles
-from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
+from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.constraint import GrammarFailed
 from workers.engine.errors import InvalidRequest
 from workers.grammar import GrammarCompiler, GrammarMatcher
@@ -18,14 +17,14 @@ from workers.grammar import GrammarCompiler, GrammarMatcher
 END, OTHER_END = 2, 0
 
 
-@pytest.fixture(scope="module")
-def vocabulary(demo_model: ModelFiles) -> Vocabulary:
-    return load_vocabulary(demo_model)
+@pytest.fixture
+def vocabulary(demo_vocabulary: Vocabulary) -> Vocabulary:
+    return demo_vocabulary
 
 
 @pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END, OTHER_END))
+def compiler(demo_vocabulary: Vocabulary) -> GrammarCompiler:
+    return GrammarCompiler(demo_vocabulary.token_bytes, demo_vocabulary.special_token_ids, (END, OTHER_END))
 
 
 def schema(value: object) -> str:
