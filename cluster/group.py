@@ -7,58 +7,76 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.rank_actor import RankActor
+from cluster.config import ReplicaConfig
+from cluster.rank_actor import RankActor, RankPlace
+from cluster.signs import wait_for_silence
+from workers.channel.link import new_remote_endpoint
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
+from workers.engine.errors import InvalidRequest
 from workers.model.rank_config import BlockCounts, RankConfig
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ray.serve")
+
+Answer = TypeVar("Answer")
 
 
 class RankGroup:
     """Starts the ranks, watches them, and can end them at once.
 
-    ``lost`` is set, with a reason, as soon as any rank has ended.
+    ``lost`` is set, with a reason, as soon as any rank has ended or does not answer.
     """
 
-    def __init__(self, config: RankConfig, num_ranks: int, uses_gpu: bool) -> None:
+    def __init__(self, config: RankConfig, replica: ReplicaConfig) -> None:
         """Create one actor a bundle; returns before they run.
 
         Args:
             config: of every rank; ``tp_rank`` is filled in here.
+            replica: how many ranks, on which kind of device, and what they load.
         """
         group = ray.util.get_current_placement_group()
+        num_ranks = replica.tensor_parallel_size
+        self._host = replica.host
+        self._silence_s = replica.rank_timeout_s
         self._actors = []
         for rank in range(num_ranks):
             actor: Any = RankActor  # the decorator hides what it adds
-            options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if uses_gpu else 0}
+            options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if replica.device == "cuda" else 0}
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=rank
                 )
-            self._actors.append(
-                actor.options(**options).remote(replace(config, tp_rank=rank, tp_size=num_ranks))
-            )
-        self._pids: list[int] = []
-        self._watch: asyncio.Task[None] | None = None
+            rank_config = replace(config, tp_rank=rank, tp_size=num_ranks)
+            self._actors.append(actor.options(**options).remote(rank_config, replica.model, replica.source))
+        self._places: list[RankPlace] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def load(self, host: str) -> BlockCounts:
+    async def load(self) -> BlockCounts:
         """Let the ranks meet and load their weights.
 
         Returns:
             KV blocks that fit every rank.
+
+        Raises:
+            InvalidRequest: they run on several nodes, but may speak on loopback only.
         """
-        self._pids = list(await asyncio.gather(*(actor.pid.remote() for actor in self._actors)))
-        rendezvous = await self._actors[0].rendezvous_address.remote(host) if len(self._actors) > 1 else None
-        counts = await asyncio.gather(*(actor.load.remote(rendezvous) for actor in self._actors))
-        return BlockCounts.least(counts)
+        self._places = list(await asyncio.gather(*(_wait(actor.place.remote()) for actor in self._actors)))
+        logger.info("ranks run at %s", self._places)
+        check_reach(self._places, self._host)
+        rendezvous = None
+        if len(self._actors) > 1:
+            address = self._places[0].node_address if self._spans_nodes else None
+            rendezvous = await self._actors[0].rendezvous_address.remote(address)
+        loads = [_wait(actor.load.remote(rendezvous)) for actor in self._actors]
+        return BlockCounts.least(await asyncio.gather(*loads))
 
     async def allocate(self, engine_config: EngineConfig) -> CostModel:
         """Take the KV pool on every rank, warm up, and time some steps.
@@ -66,27 +84,50 @@ class RankGroup:
         Returns:
             What steps cost on rank 0, which waits for the others.
         """
-        costs = await asyncio.gather(*(actor.allocate.remote(engine_config) for actor in self._actors))
+        costs = await asyncio.gather(*(_wait(actor.allocate.remote(engine_config)) for actor in self._actors))
         return costs[0]
 
+    def step_endpoint(self) -> str | None:
+        """Where the brain, on this node, must listen for its ranks; None: any endpoint of this machine will do."""
+        return new_remote_endpoint(host_address(self._host)) if self._spans_nodes else None
+
     def serve_steps(self, endpoint: str) -> None:
-        """Let the ranks connect to the step channel and watch for the first that ends."""
+        """Let the ranks connect to the step channel and watch for the first that ends or falls silent."""
         calls = [actor.serve_steps.remote(endpoint) for actor in self._actors]
-        self._watch = asyncio.create_task(self._wait_for_end(calls))
+        self._tasks = [
+            asyncio.create_task(self._wait_for_end(calls)),
+            asyncio.create_task(self._wait_for_silence()),
+        ]
+
+    @property
+    def _spans_nodes(self) -> bool:
+        return len({place.node_id for place in self._places}) > 1
 
     async def _wait_for_end(self, calls: list[ray.ObjectRef[None]]) -> None:
-        futures = {asyncio.ensure_future(_as_coroutine(call)): rank for rank, call in enumerate(calls)}
+        futures = {asyncio.ensure_future(_wait(call)): rank for rank, call in enumerate(calls)}
         done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         first = next(iter(done))
         error = first.exception()
         reason = f"{type(error).__name__}: {error}".splitlines()[0] if error else "its step channel closed"
+        self._lose(f"rank {futures[first]} has ended ({reason})")
+
+    async def _wait_for_silence(self) -> None:
+        own_node = ray.get_runtime_context().get_node_id()
+        pids = [place.pid if place.node_id == own_node else None for place in self._places]
+        asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
+        rank, silent_s = await wait_for_silence(asks, pids, self._silence_s)
+        self._lose(f"rank {rank} has not answered for {silent_s:.1f} s")
+
+    def _lose(self, reason: str) -> None:
         if not self.lost.done():
-            self.lost.set_result(f"rank {futures[first]} has ended ({reason})")
+            self.lost.set_result(reason)
 
     def kill(self) -> None:
         """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send."""
-        for pid in self._pids:
-            _kill_process(pid)
+        own_node = ray.get_runtime_context().get_node_id()
+        for place in self._places:
+            if place.node_id == own_node:  # elsewhere the number is another process's
+                _kill_process(place.pid)
         for actor in self._actors:
             try:
                 ray.kill(actor)
@@ -94,12 +135,27 @@ class RankGroup:
                 logger.debug("a rank could not be killed through Ray: %s", error)
 
 
-async def _as_coroutine(call: ray.ObjectRef[None]) -> None:
-    await call
+def check_reach(places: list[RankPlace], host: str) -> None:
+    """See that ranks of several hosts may speak to each other.
+
+    Raises:
+        InvalidRequest: ``host`` is loopback, and they run on several hosts.
+    """
+    addresses = sorted({place.node_address for place in places})
+    if len(addresses) > 1 and _is_loopback(host):
+        raise InvalidRequest(
+            f"--host is {host}, and the ranks of a replica run on {len(addresses)} hosts ({', '.join(addresses)}): "
+            "give an address that they reach, or 0.0.0.0",
+            "host",
+        )
+
+
+async def _wait(call: Awaitable[Answer]) -> Answer:
+    return await call
 
 
 def _kill_process(pid: int) -> None:
-    """SIGKILL a process of this host; of no effect if it has ended, or runs on another host."""
+    """SIGKILL a process of this host; of no effect if it has ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -112,3 +168,7 @@ def host_address(host: str) -> str:
         return host
     address = ray.util.get_node_ip_address()
     return address if address else socket.gethostbyname(socket.gethostname())
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host in ("localhost", "::1")

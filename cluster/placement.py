@@ -47,17 +47,23 @@ def plan_group(tensor_parallel_size: int, uses_gpu: bool, nodes: Sequence[NodeRe
         Infeasible: no choice of nodes holds the group, now or after waiting.
     """
     size = tensor_parallel_size
-    kind, amount = (
-        ("GPU", [node.num_gpus for node in nodes]) if uses_gpu else ("CPU", [node.num_cpus for node in nodes])
-    )
-    most = int(max(amount, default=0))
-    total = int(sum(int(count) for count in amount))
-    if total < size:
+    amounts = {"GPU": [int(node.num_gpus) for node in nodes]} if uses_gpu else {}
+    amounts["CPU"] = [int(node.num_cpus) for node in nodes]
+    for kind, amount in amounts.items():
+        if sum(amount) < size:
+            raise Infeasible(
+                f"a replica with --tensor-parallel-size {size} needs {size} {kind}s, the cluster has "
+                f"{sum(amount)} (at most {max(amount, default=0)} on one node): lower it or add nodes"
+            )
+    # A rank takes one of each, on one node.
+    ranks = [min(counts) for counts in zip(*amounts.values(), strict=True)]
+    if sum(ranks) < size:
         raise Infeasible(
-            f"a replica with --tensor-parallel-size {size} needs {size} {kind}s, the cluster has {total} "
-            f"(at most {most} on one node): lower it or add nodes"
+            f"a replica with --tensor-parallel-size {size} needs {size} GPUs with a CPU each on their node, the "
+            f"nodes (GPUs, CPUs) have {', '.join(f'({node.num_gpus:g}, {node.num_cpus:g})' for node in nodes)}: "
+            "start Ray there with more --num-cpus, or lower it"
         )
-    return _placement(size, uses_gpu, most)
+    return _placement(size, uses_gpu, max(ranks))
 
 
 def place_on_nodes_to_come(

@@ -8,46 +8,69 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ray
 
 from workers.calibration import measure_cost
 from workers.channel.serve import serve_steps
+from workers.checkpoint.source import ModelSource, resolve_model
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.model.rank_config import RANK_ENVIRONMENT, BlockCounts, RankConfig
+from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
 
 if TYPE_CHECKING:
     from workers.model.rank import Rank
 
+_FILE = "file://"
 
-@ray.remote(max_restarts=0, max_task_retries=0)
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank runs."""
+
+    node_id: str
+    node_address: str
+    pid: int
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"signs": 1})  # type: ignore[call-overload]
 class RankActor:
     """One of the ``tp_size`` ranks of a replica group."""
 
-    def __init__(self, config: RankConfig) -> None:
+    def __init__(self, config: RankConfig, model: str | None, source: ModelSource) -> None:
+        """Take what to load; ``model`` and ``source`` find it again on another host than the replica's."""
         os.environ.update(RANK_ENVIRONMENT)
         self._config = config
+        self._model = model
+        self._source = source
         self._rank: Rank | None = None
 
-    def pid(self) -> int:
-        """The process to kill when the group must end at once."""
-        return os.getpid()
+    def place(self) -> RankPlace:
+        """The node and the process, to be killed when the group must end at once."""
+        context = ray.get_runtime_context()
+        return RankPlace(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid())
 
-    def rendezvous_address(self, host: str) -> str:
+    @ray.method(concurrency_group="signs")
+    def is_there(self) -> bool:
+        """Answer, whatever the rank computes: a process that is stopped does not."""
+        return True
+
+    def rendezvous_address(self, address: str | None) -> str:
         """Where the ranks of a group can meet (asked of rank 0).
 
-        On loopback a file: torch's TCP store would listen on every interface, whatever address it is given.
+        In a file where ``address`` is None, for ranks of one host: torch's TCP store would listen on every interface,
+        whatever address it is given.
         """
-        if host.startswith("127.") or host in ("localhost", "::1"):
-            return f"file://{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"
+        if address is None:
+            return f"{_FILE}{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"
         with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"tcp://{host}:{probe.getsockname()[1]}"
+            probe.bind((address, 0))
+            return f"tcp://{address}:{probe.getsockname()[1]}"
 
     def load(self, rendezvous: str | None) -> BlockCounts:
         """Join the group, load the weights and measure the memory.
@@ -58,10 +81,15 @@ class RankActor:
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
         """
+        if rendezvous is not None and rendezvous.startswith(_FILE) and sys.platform == "linux":
+            os.environ.update(LOOPBACK_ENVIRONMENT)
         # torch: only ranks need it, and it costs 300 MB and 3 s
         from workers.model.cuda_rank import make_rank
 
-        self._rank = make_rank(replace(self._config, rendezvous=rendezvous))
+        config = replace(self._config, rendezvous=rendezvous)
+        if config.files is not None and not config.files.path.exists():
+            config = replace(config, files=resolve_model(self._model, self._source))
+        self._rank = make_rank(config)
         self._rank.load()
         return self._rank.block_counts()
 

@@ -68,10 +68,8 @@ class Replica:
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
         self._vocabulary_path = str(files.path)
         model = await asyncio.to_thread(read_model_config, files)
-        self._group = RankGroup(
-            _rank_config(config, files), config.tensor_parallel_size, config.device == "cuda"
-        )
-        counts = (await self._group.load(host_address(config.host))).limited(config.num_blocks)
+        self._group = RankGroup(_rank_config(config, files), config)
+        counts = (await self._group.load()).limited(config.num_blocks)
         num_blocks = counts.device
         engine_config = EngineConfig(
             max_model_len=context_len(
@@ -106,6 +104,7 @@ class Replica:
                 cost=cost,
                 num_ranks=0 if config.scripted else config.tensor_parallel_size,
                 vocabulary_path=self._vocabulary_path,
+                step_endpoint=self._group.step_endpoint() if self._group is not None else None,
                 scripted_step_s=config.scripted_step_s,
             )
         )

@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Replicas": (
         "replicas", "max_replicas", "min_replicas", "target_ttft_s", "target_tpot_s", "downscale_delay_s",
         "scale_to_zero_delay_s", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",
-        "stall_timeout_s", "drain_timeout_s", "record_trace",
+        "stall_timeout_s", "rank_timeout_s", "drain_timeout_s", "record_trace",
     ),
     "Engine": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_scheduler_steps"),
     "Memory": (

@@ -134,6 +134,8 @@ class ServeSettings(BaseSettings):
     """Longest request body."""
     stall_timeout_s: float = Field(60.0, gt=0)
     """A replica without a step for so long while work waits counts as stuck."""
+    rank_timeout_s: float = Field(1.2, gt=0)
+    """A rank's process that has not answered for this long (stopped, or its host cut off) is lost with its group."""
     drain_timeout_s: float = Field(60.0, ge=0)
     """Time for the requests of a replica that is taken away, before they go on elsewhere."""
     replica_wait_s: float = Field(120.0, gt=0)
@@ -276,6 +278,7 @@ class ServeSettings(BaseSettings):
             num_threads=self.cpu_threads or self._thread_share,
             host=self.host if self.ssl_certfile is None else "127.0.0.1",
             stall_timeout_s=self.stall_timeout_s,
+            rank_timeout_s=self.rank_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
             scripted=self.scripted,
             scripted_step_s=self.scripted_step_s,

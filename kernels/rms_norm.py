@@ -39,7 +39,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return _dispatch(x, None, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None
+) -> Tensor:
     """Add ``x`` to ``residual`` in place and return the sum normalised as ``rms_norm`` does.
 
     Args:
@@ -47,6 +49,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
         residual: same shape and dtype; holds the sum afterwards.
         weight: [hidden].
         eps: added to the mean square.
+        out: like ``x``, to be returned; None: a new tensor.
 
     Raises:
         ValueError: shapes or dtypes do not match; nothing was changed.
@@ -56,7 +59,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
         raise ValueError(
             f"residual {tuple(residual.shape)} {residual.dtype} does not match x {tuple(x.shape)} {x.dtype}"
         )
-    return _dispatch(x, residual, weight, eps)
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.stride(-1) != 1):
+        raise ValueError(f"out {tuple(out.shape)} {out.dtype} does not match x {tuple(x.shape)} {x.dtype}")
+    return _dispatch(x, residual, weight, eps, out)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -68,18 +73,24 @@ def _check(x: Tensor, weight: Tensor) -> None:
         raise ValueError("the last axis of x and weight must be contiguous")
 
 
-def _dispatch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _dispatch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
+) -> Tensor:
     if x.device.type == "cuda":
-        return _launch(x, residual, weight, eps)
+        return _launch(x, residual, weight, eps, out)
+    if out is not None:
+        return out.copy_(_dispatch(x, residual, weight, eps))
     native = native_kernels() if x.dtype == weight.dtype == torch.float32 and x.is_contiguous() else None
     if native is not None and (residual is None or residual.is_contiguous()):
         return native.rms_norm(x, residual, weight, eps)
     return rms_norm_ref(x, weight, eps) if residual is None else add_rms_norm_ref(x, residual, weight, eps)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
+) -> Tensor:
     num_tokens, hidden = x.shape
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if num_tokens == 0:
         return out
     block = next_power_of_2(hidden)

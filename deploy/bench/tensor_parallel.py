@@ -19,7 +19,7 @@ from typing import Any
 from deploy.bench.throughput import StepTime, Throughput, Workload, measure_all, measure_steps
 from deploy.offline.llm import LLM
 from workers.checkpoint.model_config import ModelConfig
-from workers.model.rank_config import RANK_ENVIRONMENT
+from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT
 
 _CONTEXT_LEN = 512
 _NUM_STEPS = 128
@@ -115,7 +115,7 @@ def measure_reduce(size: int, width: int, dtype: str) -> list[dict[str, Any]]:
 
 
 def _time_reduce(rank: int, size: int, rendezvous: str, width: int, dtype: str, pipe: Connection) -> None:
-    os.environ.update(RANK_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": str(rank)})
+    os.environ.update(RANK_ENVIRONMENT | LOOPBACK_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": str(rank)})
     import torch
 
     from workers.model.tensor_parallel import TensorParallelGroup

@@ -19,7 +19,7 @@ from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
-from workers.model.rank_config import RANK_ENVIRONMENT, BlockCounts, RankConfig
+from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
 
 _START_TIMEOUT_S = 600.0
 
@@ -124,6 +124,8 @@ def _receive(pipe: Connection) -> BlockCounts:
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     """Body of a rank's process; it ends with the channel, or when its parent is gone."""
     os.environ.update(RANK_ENVIRONMENT)
+    if sys.platform == "linux":
+        os.environ.update(LOOPBACK_ENVIRONMENT)
     try:
         rank = make_rank(config)
         rank.load()

@@ -60,11 +60,7 @@ class SimulatedIngress:
         events = report.events
         if events is not None:
             is_in_order = self.index.apply(
-                view.replica_id,
-                events.first_sequence,
-                b"".join(events.stored),
-                b"".join(events.evicted),
-                b"".join(events.offloaded),
+                view.replica_id, events.first_sequence, b"".join(events.stored), b"".join(events.evicted)
             )
             assert is_in_order, f"events of {view.replica_id} are missing"
 

@@ -33,56 +33,15 @@ _LOAD_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
         "Share of allocated KV slots without a token",
         lambda load: load.kv_waste,
     ),
-    "shoal_replica_host_blocks": ("KV blocks in host memory", lambda load: load.num_host_blocks),
-    "shoal_replica_free_host_blocks": (
-        "Of those, without a holder",
-        lambda load: load.num_free_host_blocks,
-    ),
     "shoal_replica_step_base_seconds": ("Cost model: a step's fixed part", lambda load: load.cost.base_s),
     "shoal_replica_prefill_token_seconds": (
         "Cost model: one prefill token",
         lambda load: load.cost.per_token_s,
     ),
-    "shoal_replica_sequence_seconds": (
-        "Cost model: one decoding request",
-        lambda load: load.cost.per_sequence_s,
-    ),
-    "shoal_replica_context_token_seconds": (
-        "Cost model: one KV token that decoding reads",
-        lambda load: load.cost.per_context_token_s,
-    ),
-    "shoal_replica_attended_pair_seconds": (
-        "Cost model: one prefill token that reads one KV token",
-        lambda load: load.cost.per_attended_s,
-    ),
-    "shoal_replica_copy_block_seconds": (
-        "Cost model: one block between device and host",
-        lambda load: load.cost.copy_block_s,
-    ),
 }
 _LOAD_COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "shoal_replica_steps": ("Engine steps", lambda load: load.num_steps),
     "shoal_replica_preemptions": ("Preemptions", lambda load: load.num_preemptions),
-    "shoal_replica_swap_preemptions": (
-        "Preemptions that kept their blocks in host memory",
-        lambda load: load.num_swap_preemptions,
-    ),
-    "shoal_replica_blocks_swapped_out": (
-        "Blocks copied to the host",
-        lambda load: load.num_blocks_swapped_out,
-    ),
-    "shoal_replica_blocks_swapped_in": (
-        "Blocks copied from the host",
-        lambda load: load.num_blocks_swapped_in,
-    ),
-    "shoal_replica_corrupt_blocks": (
-        "Copies from the host that did not find what was copied there",
-        lambda load: load.num_corrupt_blocks,
-    ),
-    "shoal_replica_host_cached_prompt_tokens": (
-        "Prompt tokens brought back from the host",
-        lambda load: load.num_host_cached_tokens,
-    ),
     "shoal_replica_prompt_tokens": ("Prompt tokens admitted", lambda load: load.num_prompt_tokens),
     "shoal_replica_cached_prompt_tokens": (
         "Prompt tokens found in the prefix cache",

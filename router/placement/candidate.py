@@ -26,8 +26,6 @@ class Candidate:
     view: ReplicaView
     num_hit_tokens: int
     """Tokens of the request that the replica holds, or is about to."""
-    num_host_blocks: int = 0
-    """Blocks of them that it must copy from its host memory first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,8 @@ def make_candidate(
         hashes: the request's full blocks, as this kind of replica hashes them.
         num_tokens: the request's known tokens.
     """
-    num_held = index.match(index_key, hashes)
-    num_blocks = max(num_held, view.num_booked_blocks(hashes))
-    num_on_host = index.match_on_host(index_key, hashes, num_held) if num_held else 0
-    return Candidate(view, min(num_blocks * view.shape.block_size, num_tokens), num_on_host)
+    num_blocks = max(index.match(index_key, hashes), view.num_booked_blocks(hashes))
+    return Candidate(view, min(num_blocks * view.shape.block_size, num_tokens))
 
 
 def forecast(candidate: Candidate, num_tokens: int) -> Forecast:
@@ -83,10 +79,7 @@ def forecast(candidate: Candidate, num_tokens: int) -> Forecast:
     num_steps_before = num_queued // budget
     num_steps = -(-(num_queued + num_uncached) // budget)
     wait_s = cost.prefill_s(num_queued) + num_steps_before * step_s
-    # The replica copies or computes again what its host has, whichever takes less time.
-    num_host_tokens = candidate.num_host_blocks * shape.block_size
-    fetch_s = min(cost.copy_s(candidate.num_host_blocks), cost.prefill_s(num_host_tokens))
-    work_s = fetch_s + cost.prefill_s(num_uncached) + (num_steps - num_steps_before) * step_s
+    work_s = cost.prefill_s(num_uncached) + (num_steps - num_steps_before) * step_s
     # What the batch lacks, seats or blocks, comes back as running requests end.
     share = (num_sequences + 1 - shape.max_num_seqs) / max(1, shape.max_num_seqs)
     if load.num_blocks:

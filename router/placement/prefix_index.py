@@ -31,8 +31,6 @@ class PrefixIndex:
 
     def __init__(self, max_hashes: int = 8_000_000) -> None:
         self._held: dict[str, HashSet] = {}
-        self._on_host: dict[str, HashSet] = {}
-        """Of ``_held``, what a replica would have to copy to its device first."""
         self._next_sequence: dict[str, int] = {}
         self._retired: deque[HashSet] = deque()
         self._num_hashes = 0
@@ -53,10 +51,8 @@ class PrefixIndex:
         """True from a snapshot on until a gap."""
         return replica_id in self._next_sequence
 
-    def apply(
-        self, replica_id: str, first_sequence: int, stored: bytes, evicted: bytes, offloaded: bytes = b""
-    ) -> bool:
-        """Apply one message of events: first stored, then offloaded, then evicted, 16 bytes each.
+    def apply(self, replica_id: str, first_sequence: int, stored: bytes, evicted: bytes) -> bool:
+        """Apply one message of events: first stored, then evicted, 16 bytes each.
 
         Returns:
             False if events before ``first_sequence`` are missing: nothing was changed, and nothing more will
@@ -70,36 +66,26 @@ class PrefixIndex:
             return False
         held = self._held[replica_id]
         before = len(held)
-        on_host = self._on_host[replica_id]
-        if stored or offloaded:
-            fresh = _split(stored + offloaded)
+        if stored:
+            fresh = _split(stored)
             room = self._max_hashes - self._num_hashes
             if len(fresh) > room:
                 self.num_dropped += len(fresh) - room
                 fresh = fresh[:room]
             held.add_all(fresh)
-            if on_host:
-                on_host.discard_all(_split(stored))
-            on_host.add_all(_split(offloaded))
         if evicted:
-            gone = _split(evicted)
-            held.discard_all(gone)
-            if on_host:
-                on_host.discard_all(gone)
+            held.discard_all(_split(evicted))
         self._num_hashes += len(held) - before
-        self._next_sequence[replica_id] = expected + len(stored + offloaded + evicted) // HASH_BYTES
+        self._next_sequence[replica_id] = expected + (len(stored) + len(evicted)) // HASH_BYTES
         self.sweep()
         return True
 
-    def load_snapshot(
-        self, replica_id: str, next_sequence: int, hashes: bytes, host_hashes: bytes = b""
-    ) -> Iterator[None]:
+    def load_snapshot(self, replica_id: str, next_sequence: int, hashes: bytes) -> Iterator[None]:
         """Replace what is known of a replica, in parts of about a millisecond; run it to its end.
 
         The old state answers until the last part; apply no events of this replica meanwhile.
         """
-        fresh, on_host = HashSet(), HashSet()
-        hashes += host_hashes
+        fresh = HashSet()
         room = self._max_hashes - self._num_hashes + self.num_hashes_of(replica_id)
         for start in range(0, len(hashes), SNAPSHOT_PART * HASH_BYTES):
             part = _split(hashes[start : start + SNAPSHOT_PART * HASH_BYTES])
@@ -107,12 +93,8 @@ class PrefixIndex:
             self.num_dropped += len(part) - len(taken)
             fresh.add_all(taken)
             yield
-        for start in range(0, len(host_hashes), SNAPSHOT_PART * HASH_BYTES):
-            on_host.add_all(_split(host_hashes[start : start + SNAPSHOT_PART * HASH_BYTES]))
-            yield
         self._retire(replica_id)
         self._held[replica_id] = fresh
-        self._on_host[replica_id] = on_host
         self._num_hashes += len(fresh)
         self._next_sequence[replica_id] = next_sequence
 
@@ -141,23 +123,6 @@ class PrefixIndex:
                 end = middle
         return found
 
-    def match_on_host(self, replica_id: str, hashes: Sequence[bytes], num_held: int) -> int:
-        """Of the ``num_held`` leading blocks that ``replica_id`` holds, those that only its host memory has.
-
-        Tails go to the host before heads: the first one there is found by halves.
-        """
-        on_host = self._on_host.get(replica_id)
-        if not on_host:
-            return 0
-        first, end = 0, num_held
-        while first < end:
-            middle = (first + end) // 2
-            if hashes[middle] in on_host:
-                end = middle
-            else:
-                first = middle + 1
-        return num_held - first
-
     def sweep(self) -> None:
         """Free a part of what is forgotten, so that no call stalls on a large replica."""
         if self._retired and not self._retired[0].drop():
@@ -176,8 +141,6 @@ class PrefixIndex:
         if held:
             self._num_hashes -= len(held)
             self._retired.append(held)
-        if on_host := self._on_host.pop(replica_id, None):
-            self._retired.append(on_host)
 
 
 def _split(hashes: bytes) -> list[bytes]:

@@ -21,3 +21,18 @@ def test_a_group_larger_than_any_node_is_spread() -> None:
 def test_a_group_that_can_never_be_placed_names_what_is_missing() -> None:
     with pytest.raises(Infeasible, match=r"needs 4 GPUs, the cluster has 3 \(at most 2 on one node"):
         plan_group(4, True, [NodeResources(8, 2), NodeResources(8, 1)])
+
+
+def test_a_node_whose_cpus_are_fewer_than_its_gpus_holds_as_many_ranks_as_cpus() -> None:
+    assert plan_group(4, True, [NodeResources(2, 8), NodeResources(4, 4)]).strategy == "STRICT_PACK"
+    assert plan_group(4, True, [NodeResources(2, 8), NodeResources(2, 4)]).strategy == "PACK"
+
+
+def test_gpus_without_cpus_beside_them_are_no_place_for_ranks() -> None:
+    with pytest.raises(Infeasible, match=r"with a CPU each .* have \(4, 0\), \(0, 8\)"):
+        plan_group(2, True, [NodeResources(0, 4), NodeResources(8, 0)])
+
+
+def test_a_group_without_gpus_counts_cpus() -> None:
+    with pytest.raises(Infeasible, match=r"needs 4 CPUs, the cluster has 3 \(at most 2 on one node"):
+        plan_group(4, False, [NodeResources(2, 8), NodeResources(1, 8)])

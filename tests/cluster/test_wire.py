@@ -96,9 +96,8 @@ def test_an_error_survives_the_wire() -> None:
 
 
 def test_load_and_cache_events_survive_the_wire() -> None:
-    cost = CostModel(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-    load = Load(1, 2, 3, 4, 5, 6, 0.25, 7, 8, 9, 10, 11, cost, 12, 13, 14, 15, 16, 17, 18)
-    events = CacheEvents(9, [b"a" * 16, b"b" * 16], [b"c" * 16], [b"d" * 16])
+    load = Load(1, 2, 3, 4, 5, 6, 0.25, 7, 8, 9, 10, 11, CostModel(0.1, 0.2, 0.3, 0.4))
+    events = CacheEvents(9, [b"a" * 16, b"b" * 16], [b"c" * 16])
 
     assert wire.load_from_wire(wire.load_to_wire(load)) == load
     assert wire.cache_events_from_wire(wire.cache_events_to_wire(events)) == events

@@ -1,52 +1,91 @@
-"""A replica of two ranks through real Ray: the same tokens, and an end in common."""
+"""A replica of two ranks through real Ray: the same tokens, an end in common, and another one in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
 
 import httpx
+import psutil
 import pytest
 
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
 
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+
 PROMPT = "Once upon a time there was a"
+FLAGS = ("--replicas", "1", "--max-model-len", "512", "--kv-cache-gib", "0.1", "--cpu-threads", "1")
+DETECTED_S = 2.0
+HANDLED_S = 1.5
+"""On top, for the processes to end and for a loaded machine to notice."""
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.timeout(400)
-def test_two_ranks_answer_as_one_and_end_together(
-    start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
+def answer(served: ServedCluster) -> str:
+    body = {"model": served.model, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+    done = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120)
+    return str(done.json()["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def one_ranks_text(start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles) -> str:
+    served = start_cluster(*FLAGS)
+    served.wait_until_up()
+    text = answer(served)
+    served.stop()
+    return text
+
+
+@pytest.fixture(scope="module")
+def served(start_cluster: Callable[..., ServedCluster], one_ranks_text: str) -> Iterator[ServedCluster]:
+    started_s = time.monotonic()
+    found = start_cluster(*FLAGS, "--tensor-parallel-size", "2")
+    found.wait_until_up()
+    print(f"a cluster with two ranks answers after {time.monotonic() - started_s:.1f} s")
+    yield found
+    assert found.stop() == 0
+    assert found.runtime.processes() == []
+
+
+def test_two_ranks_answer_as_one(served: ServedCluster, one_ranks_text: str) -> None:
+    assert len(served.processes("RankActor")) == 2
+    assert answer(served) == one_ranks_text
+
+
+def test_sockets_of_ranks_stay_on_loopback(served: ServedCluster) -> None:
+    pids = {process.pid for process in served.runtime.processes()}
+
+    sockets = [one for one in psutil.net_connections("inet") if one.pid in pids and one.laddr]
+
+    listening = [one for one in sockets if one.status == psutil.CONN_LISTEN]
+    assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
+    ranks = {process.pid for process in served.processes("RankActor")}
+    assert {one.laddr.ip for one in sockets if one.pid in ranks} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_rank_takes_its_group_along_and_is_replaced(
+    served: ServedCluster, one_ranks_text: str, number: signal.Signals, victim: int
 ) -> None:
-    def answer(served: ServedCluster) -> str:
-        body = {"model": served.model, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
-        done = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120)
-        return str(done.json()["choices"][0]["text"])
+    assert answer(served) == one_ranks_text  # the group is up
+    ranks = sorted(served.processes("RankActor"), key=lambda process: process.pid)
+    group = [*ranks, *served.processes("workers.brain"), *served.processes("ServeReplica:model")]
+    assert len(group) == 4
+    lost_s = time.monotonic()
 
-    texts = []
-    for size in (1, 2):
-        served = start_cluster(
-            *(
-                "--replicas",
-                "1",
-                "--tensor-parallel-size",
-                str(size),
-                "--max-model-len",
-                "512",
-                "--cpu-threads",
-                "1",
-            )
-        )
-        served.wait_until_up()
-        assert len(served.processes("RankActor")) == size
-        texts.append(answer(served))
-        if size == 2:
-            first, second = served.processes("RankActor")
-            first.kill()
-            second.wait(20)  # its group is no use without the other
-            texts.append(answer(served))  # from the replica that took its place
-        assert served.stop() == 0
-        assert served.runtime.processes() == []
+    ranks[victim].send_signal(number)
 
-    assert texts[1:] == texts[:1] * 2
+    _, left = psutil.wait_procs(group, timeout=DETECTED_S + HANDLED_S)
+    ended_s = time.monotonic() - lost_s
+    assert left == []
+    health = httpx.get(f"{served.url}/health")
+    assert health.json()["models"][served.model]["num_open_replicas"] == 0
+    assert answer(served) == one_ranks_text  # waits for the replica that takes its place
+    healed_s = time.monotonic() - lost_s
+    print(
+        f"{number.name} of rank process {victim}: group ended after {ended_s:.2f} s, answer {healed_s:.1f} s"
+    )
+    assert len(served.processes("RankActor")) == 2
+    assert len(served.processes("workers.brain")) == 1

@@ -111,31 +111,3 @@ def test_within_a_message_evictions_come_after_what_was_stored(index: PrefixInde
     index.apply("a", 0, b"".join(hashes), hashes[2])
 
     assert index.match("a", hashes) == 2
-
-
-def test_what_went_to_the_host_is_still_held_and_told_apart(index: PrefixIndex) -> None:
-    hashes = chain(6)
-    load(index, "a", hashes[:5])
-
-    index.apply("a", 0, b"", hashes[4], b"".join(hashes[2:4]))
-
-    assert index.match("a", hashes) == 4
-    assert index.match_on_host("a", hashes, 4) == 2
-    index.apply("a", 3, b"".join(hashes[2:4]), b"")  # brought back
-    assert index.match_on_host("a", hashes, 4) == 0
-    index.check()
-
-
-def test_a_snapshot_tells_what_is_on_the_host(index: PrefixIndex) -> None:
-    hashes = chain(6)
-
-    for _ in index.load_snapshot("a", 3, b"".join(hashes[:2]), b"".join(hashes[2:])):
-        pass
-
-    assert index.match("a", hashes) == 6
-    assert index.match_on_host("a", hashes, 6) == 4
-    index.apply("a", 3, b"", b"".join(hashes[2:]))
-    assert (index.match("a", hashes), index.match_on_host("a", hashes, 2)) == (2, 0)
-    index.remove("a")
-    assert index.match("a", hashes) == 0
-    index.check()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from typing import Protocol
 
@@ -96,6 +97,16 @@ def new_endpoint(directory: str) -> str:
     if sys.platform == "linux":
         return f"{UNIX}@shoal-steps-{name}"
     return f"ipc://{os.path.join(directory, 'steps')}#{name}"
+
+
+def new_remote_endpoint(address: str) -> str:
+    """An endpoint that ranks on other machines reach, at a port of ``address`` that is free now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    host = f"[{address}]" if family == socket.AF_INET6 else address
+    return f"tcp://{host}:{port}#{secrets.token_hex(16)}"
 
 
 def listen(endpoint: str, num_ranks: int) -> BrainLink:

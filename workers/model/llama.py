@@ -114,6 +114,9 @@ class LlamaDecoder:
 
     def finish_layer(self, index: int, attended: Tensor, residual: Tensor) -> Activations:
         """Do what follows a layer's attention; return what the next layer's first product, or the head, takes."""
+        parts = self.group.overlapped_parts(attended.shape[0])
+        if parts is not None:
+            return self._finish_in_parts(index, attended, residual, parts)
         layer = self.layers[index]
         out = layer.attention_out(attended)
         hidden = self._add_normed(out, layer.post_attention_norm, residual, layer.mlp_norm, layer.mlp)
@@ -140,6 +143,32 @@ class LlamaDecoder:
         if target is None:
             return add_rms_norm(out, residual, norm, eps)
         return normed_for(target, out, residual, norm, eps)
+
+    def _finish_in_parts(
+        self, index: int, attended: Tensor, residual: Tensor, parts: list[slice]
+    ) -> Activations:
+        """Compute one part of the tokens while another's sum is under way; only the last sum is waited for."""
+        layer, eps, start = self.layers[index], self.config.rms_norm_eps, self.group.start_add_rms_norm
+        is_last = index + 1 == len(self.layers)
+        next_norm = self.norm if is_last else self.layers[index + 1].attention_norm
+        hidden = torch.empty_like(residual)
+        sums = [
+            start(layer.attention_out(attended[part]), residual[part], layer.mlp_norm, eps, hidden[part])
+            for part in parts
+        ]
+        sums = [
+            start(
+                layer.down(gated_for(layer.down, layer.gate_up(one.wait()))),
+                residual[part],
+                next_norm,
+                eps,
+                hidden[part],
+            )
+            for one, part in zip(sums, parts, strict=True)
+        ]
+        for one in sums:
+            one.wait()
+        return hidden
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         rows = self._embed_rows(token_ids)

@@ -16,6 +16,9 @@ RANK_ENVIRONMENT = {
 """What a rank's process needs in its environment before torch looks: NVLink multicast off, since a program that dies
 while it uses it can take the host's other GPUs with it; and each rank may see one device alone, number 0 to all."""
 
+LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""The same for ranks that meet in a file, so all on one host: their sockets are nobody else's business. On Linux."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:

@@ -5,6 +5,7 @@ Sums over ranks end in the same bits on all of them, so that what each computes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -18,6 +19,24 @@ from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exch
 
 _TIMEOUT_S = 60.0
 """A rank silent for so long is lost; the brain's stall clock is faster."""
+_OVERLAPPED_TOKENS = 4096
+"""From so many tokens on, half of them keep tensor cores busy while the other half is on its way between GPUs."""
+# Its name from torch 2.13 on, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class PendingSum:
+    """A sum over ranks under way; ``wait`` does what follows it."""
+
+    def __init__(self, finish: Callable[[], Tensor], work: dist.Work | None) -> None:
+        self._finish = finish
+        self._work = work
+
+    def wait(self) -> Tensor:
+        """Return what ``TensorParallelGroup.add_rms_norm`` does. On CUDA only the stream waits."""
+        if self._work is not None:
+            self._work.wait()
+        return self._finish()
 
 
 class TensorParallelGroup:
@@ -76,6 +95,20 @@ class TensorParallelGroup:
         """
         return self._add_rms_norm_by(x, residual, weight, self._peers(x), eps)
 
+    def overlapped_parts(self, num_tokens: int) -> list[slice] | None:
+        """Return the parts of a step's tokens of which one is computed while the other is summed; None: all at once."""
+        if self.size == 1 or num_tokens < _OVERLAPPED_TOKENS:
+            return None
+        half = num_tokens // 2
+        return [slice(0, half), slice(half, num_tokens)]
+
+    def start_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> PendingSum:
+        """Begin ``add_rms_norm`` into ``out`` and go on meanwhile."""
+        work = dist.all_reduce(x, async_op=True)
+        return PendingSum(lambda: add_rms_norm(x, residual, weight, eps, out), work)
+
     def _add_rms_norm_by(
         self, x: Tensor, residual: Tensor, weight: Tensor, peers: PeerMemory | None, eps: float = 1e-6
     ) -> Tensor:
@@ -102,7 +135,7 @@ class TensorParallelGroup:
         widest, num_rows = max(widths), x.shape[0]
         padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         gathered = x.new_empty(self.size * num_rows, widest)
-        self._run(dist.all_gather_into_tensor, gathered, padded)
+        self._run(_all_gather, gathered, padded)
         parts = gathered.view(self.size, num_rows, widest)
         if min(widths) == widest:
             return parts.transpose(0, 1).reshape(num_rows, -1)

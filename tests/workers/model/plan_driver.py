@@ -14,6 +14,7 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
+from workers.model import tensor_parallel
 from workers.model.cuda_rank import make_rank
 from workers.model.rank import Rank
 from workers.model.rank_config import RANK_ENVIRONMENT, RankConfig
@@ -133,11 +134,14 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
     """Continue prompts as one rank of a group; print the tokens as JSON.
 
     The spec holds ``prompts`` and ``num_tokens``, and either ``gguf`` (a path) or ``model_config`` (fields, for random
-    weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list) and ``chunk``.
+    weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list), ``chunk`` and
+    ``overlapped_tokens`` (steps of so many are computed in parts).
     """
     os.environ.update(RANK_ENVIRONMENT)
     torch.set_num_threads(1)
     spec = json.loads(spec_json)
+    if "overlapped_tokens" in spec:
+        tensor_parallel._OVERLAPPED_TOKENS = spec["overlapped_tokens"]
     params = [ChoiceParams(**one) for one in spec["params"]] if "params" in spec else GREEDY
     config = RankConfig(
         files=ModelFiles(Path(spec["gguf"]), "demo") if "gguf" in spec else None,

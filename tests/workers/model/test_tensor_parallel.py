@@ -59,7 +59,24 @@ def test_two_ranks_give_the_golden_tokens(demo_model: ModelFiles, goldens) -> No
     assert by_rank == [[case["output_token_ids"] for case in goldens]] * 2
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "tp_size"), [(3, 1, 2), (5, 5, 2)])
+def test_sums_under_way_while_other_tokens_are_computed_change_nothing(
+    demo_model: ModelFiles, goldens
+) -> None:
+    cases = goldens[:3]
+    spec = {
+        "gguf": str(demo_model.path),
+        "prompts": [case["prompt_token_ids"] for case in cases],
+        "num_tokens": 4,
+    }
+
+    by_rank = run_ranks(spec | {"overlapped_tokens": 8}, tp_size=2)
+
+    assert by_rank == [[case["output_token_ids"][:4] for case in cases]] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "tp_size"), [(3, 1, 2), (5, 5, 2), (8, 2, 4), (8, 4, 8), (9, 3, 8)]
+)
 @pytest.mark.slow
 def test_uneven_and_shared_heads_give_one_ranks_tokens(
     num_heads: int, num_kv_heads: int, tp_size: int

@@ -74,5 +74,8 @@ def test_two_ranks_give_one_ranks_tokens_in_float32() -> None:
     }
 
     (alone,) = run_ranks(PROGRAM, json.dumps(spec), tp_size=1)
+    whole = run_ranks(PROGRAM, json.dumps(spec), tp_size=2)
+    in_parts = run_ranks(PROGRAM, json.dumps(spec | {"overlapped_tokens": 40}), tp_size=2)
 
-    assert run_ranks(PROGRAM, json.dumps(spec), tp_size=2) == [alone] * 2
+    assert whole == [alone] * 2
+    assert in_parts == [alone] * 2

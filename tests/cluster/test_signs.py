@@ -1,0 +1,81 @@
+"""Who is silent is found soon, who is slow is not given up, and a pause of one's own proves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from cluster.signs import wait_for_silence
+
+
+async def answer() -> None:
+    """At once."""
+
+
+async def silence() -> None:
+    """For ever."""
+    await asyncio.get_running_loop().create_future()
+
+
+def after(num_answers: int) -> Callable[[], Awaitable[None]]:
+    """One that answers so often and then no more."""
+    left = [num_answers]
+
+    def ask() -> Awaitable[None]:
+        left[0] -= 1
+        return answer() if left[0] >= 0 else silence()
+
+    return ask
+
+
+async def test_one_of_another_host_that_falls_silent_is_found_within_the_limit() -> None:
+    started_s = time.monotonic()
+
+    found = await asyncio.wait_for(wait_for_silence([answer, after(1)], [None, None], 0.3), 5)
+
+    assert found[0] == 1
+    assert 0.3 < time.monotonic() - started_s < 2.0
+
+
+async def test_a_stopped_process_is_found_and_a_running_one_gets_more_time() -> None:
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes = [subprocess.Popen(sleeper) for _ in range(2)]  # noqa: ASYNC220 - it takes milliseconds
+    try:
+        pids = [process.pid for process in processes]
+        waiting = asyncio.ensure_future(wait_for_silence([silence, silence], pids, 0.2))
+        assert not (await asyncio.wait([waiting], timeout=0.8))[0]  # both run
+
+        os.kill(pids[1], signal.SIGSTOP)
+
+        assert (await asyncio.wait_for(waiting, 5))[0] == 1
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+async def test_an_error_is_a_sign_of_life() -> None:
+    async def fail() -> None:
+        raise RuntimeError("not now")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_for_silence([fail], [None], 0.2), 1.0)
+
+
+async def test_time_in_which_this_process_does_not_run_is_nobodys_silence() -> None:
+    """The answer is ready, but the loop had no time to take it."""
+    waiting = asyncio.ensure_future(wait_for_silence([answer], [None], 0.3))
+    await asyncio.sleep(0.05)
+
+    time.sleep(0.6)  # noqa: ASYNC251 - the pause is what is tested
+    await asyncio.sleep(0.25)
+
+    assert not waiting.done()
+    waiting.cancel()

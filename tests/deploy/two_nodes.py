@@ -1,0 +1,92 @@
+"""A replica whose two ranks are on two Ray nodes, served, then bereft of a node; prints what happened as JSON.
+
+The nodes are raylets of this machine. A program of its own: Ray reads its environment when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+os.environ |= {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_ENABLE_HA_PROXY": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+import httpx
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from deploy import local_cluster
+from deploy.runtime import find_free_ports
+from deploy.settings import make_settings
+from workers.checkpoint.source import resolve_model
+
+PROMPT = "Once upon a time there was a"
+
+
+def rank_nodes() -> set[str]:
+    """Nodes where ranks live."""
+    actors = ray._private.state.actors().values()
+    return {
+        one["Address"]["NodeID"]
+        for one in actors
+        if one["State"] == "ALIVE" and one["ActorClassName"] == "RankActor"
+    }
+
+
+def main() -> None:
+    """Serve, kill the node of one rank, and ask again."""
+    (port,) = find_free_ports("127.0.0.1", 1, 19000 + os.getpid() % 1000)
+    settings = make_settings(
+        port=port, replicas=1, tensor_parallel_size=2, max_model_len=256, kv_cache_gib=0.1, cpu_threads=1,
+        haproxy=False,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    body = {"model": "SmolLM2-135M-Instruct", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
+
+    def answer() -> str:
+        done = httpx.post(f"{url}/v1/completions", json=body, timeout=150)
+        done.raise_for_status()
+        return str(done.json()["choices"][0]["text"])
+
+    cluster = Cluster()
+    cluster.add_node(num_cpus=0, include_dashboard=False)
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        replica, ingress = local_cluster._configs(settings, resolve_model(None, settings.source))
+        started_s = time.monotonic()
+        local_cluster._deploy(settings, replica, ingress)
+        found = {
+            "start_s": time.monotonic() - started_s,
+            "texts": [answer()],
+            "num_nodes": [len(rank_nodes())],
+        }
+        victim = next(node for node in nodes if node.node_id in rank_nodes())
+        lost_s = time.monotonic()
+        cluster.remove_node(victim, allow_graceful=False)
+        found["texts"].append(answer())
+        found["healed_s"] = time.monotonic() - lost_s
+        found["num_nodes"].append(len(rank_nodes()))
+        found["is_elsewhere"] = victim.node_id not in rank_nodes()
+        serve.shutdown()
+        groups = ray.util.placement_group_table().values()
+        found["groups_left"] = [group["state"] for group in groups if group["state"] != "REMOVED"]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
