@@ -134,7 +134,7 @@ def _launch(
     is_gated: bool = False,
 ) -> None:
     width, num_out = x.shape[1], out.shape[1]
-    step, rows, num_warps = gemv_tiles(width, is_gated, residual is not None)
+    step, rows, num_warps = gemv_tiles(width, is_gated, residual is not None, norm is not None)
     pdl = has_pdl(x.device)
     _gemv_kernel[(triton.cdiv(num_out, rows),)](
         x,
@@ -161,7 +161,7 @@ def _launch(
     )
 
 
-def gemv_tiles(width: int, is_gated: bool, has_residual: bool) -> tuple[int, int, int]:
+def gemv_tiles(width: int, is_gated: bool, has_residual: bool, has_norm: bool = True) -> tuple[int, int, int]:
     """Return columns a step, weight rows a program, warps: the fastest of 14 on an H200 for each use."""
     if width <= 1024:
         return (
@@ -171,7 +171,9 @@ def gemv_tiles(width: int, is_gated: bool, has_residual: bool) -> tuple[int, int
         )
     if has_residual or width % 2048:  # a step that divides the width needs no masks
         return 512, 2 if is_gated else 4, 4
-    return (2048, 1, 4) if is_gated else (2048, 2, 8)
+    if is_gated:
+        return (2048 if has_norm else 1024), 1, 4
+    return 2048, 2, 8
 
 
 @triton.jit
@@ -201,34 +203,25 @@ def _gemv_kernel(
     columns = tl.arange(0, STEP)
     is_row = rows < NUM_OUT
     place = weight_ptr + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-    acc = tl.zeros([ROWS, STEP], tl.float32)
+    # Weights are nobody's result: the first are on their way while the kernel ahead still runs.
+    weight = _load_weight(place, is_row, columns, 0, WIDTH, IS_EVEN)
     if IS_GATED:
-        acc_up = tl.zeros([ROWS, STEP], tl.float32)
-    if HAS_NORM:
-        squares = tl.zeros([STEP], tl.float32)
+        up = _load_weight(place + NUM_OUT * WIDTH, is_row, columns, 0, WIDTH, IS_EVEN)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
-    for start in tl.range(0, WIDTH, STEP, loop_unroll_factor=2):
-        if IS_EVEN:  # without masks loads are 16 bytes wide
-            x = tl.load(x_ptr + start + columns).to(tl.float32)
-            weight = tl.load(place + start, eviction_policy="evict_first")
-            if IS_GATED:
-                up = tl.load(place + NUM_OUT * WIDTH + start, eviction_policy="evict_first")
-        else:
-            inside = start + columns < WIDTH
-            both = is_row[:, None] & inside[None, :]
-            x = tl.load(x_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
-            weight = tl.load(place + start, mask=both, other=0.0, eviction_policy="evict_first")
-            if IS_GATED:
-                up = tl.load(
-                    place + NUM_OUT * WIDTH + start, mask=both, other=0.0, eviction_policy="evict_first"
-                )
-        if HAS_NORM:
-            squares += x * x
-            x *= tl.load(norm_ptr + start + columns, mask=start + columns < WIDTH, other=0.0).to(tl.float32)
+    x, squares = _load_x(x_ptr, norm_ptr, columns, 0, WIDTH, IS_EVEN, HAS_NORM)
+    acc = weight.to(tl.float32) * x[None, :]
+    if IS_GATED:
+        acc_up = up.to(tl.float32) * x[None, :]
+    for start in tl.range(STEP, WIDTH, STEP, loop_unroll_factor=2):
+        weight = _load_weight(place, is_row, columns, start, WIDTH, IS_EVEN)
+        if IS_GATED:
+            up = _load_weight(place + NUM_OUT * WIDTH, is_row, columns, start, WIDTH, IS_EVEN)
+        x, more_squares = _load_x(x_ptr, norm_ptr, columns, start, WIDTH, IS_EVEN, HAS_NORM)
+        squares += more_squares
         acc += weight.to(tl.float32) * x[None, :]
         if IS_GATED:
             acc_up += up.to(tl.float32) * x[None, :]
@@ -250,3 +243,29 @@ def _gemv_kernel(
     if HAS_RESIDUAL:
         out += residual
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def _load_weight(place, is_row, columns, start, WIDTH: tl.constexpr, IS_EVEN: tl.constexpr):
+    """A tile of the weight; without masks loads are 16 bytes wide."""
+    if IS_EVEN:
+        weight = tl.load(place + start, eviction_policy="evict_first")
+    else:
+        inside = is_row[:, None] & (start + columns < WIDTH)[None, :]
+        weight = tl.load(place + start, mask=inside, other=0.0, eviction_policy="evict_first")
+    return weight
+
+
+@triton.jit
+def _load_x(
+    x_ptr, norm_ptr, columns, start, WIDTH: tl.constexpr, IS_EVEN: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """The input's columns, times the norm's weight, and their squares."""
+    if IS_EVEN:
+        x = tl.load(x_ptr + start + columns).to(tl.float32)
+    else:
+        x = tl.load(x_ptr + start + columns, mask=start + columns < WIDTH, other=0.0).to(tl.float32)
+    squares = x * x
+    if HAS_NORM:
+        x *= tl.load(norm_ptr + start + columns, mask=start + columns < WIDTH, other=0.0).to(tl.float32)
+    return x, squares

@@ -58,10 +58,10 @@ def test_sockets_of_ranks_stay_on_loopback(served: ServedCluster) -> None:
 
     sockets = [one for one in psutil.net_connections("inet") if one.pid in pids and one.laddr]
 
-    listening = [one for one in sockets if one.status == psutil.CONN_LISTEN]
-    assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
     ranks = {process.pid for process in served.processes("RankActor")}
-    assert {one.laddr.ip for one in sockets if one.pid in ranks} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    looked_at = [one for one in sockets if one.status == psutil.CONN_LISTEN or one.pid in ranks]
+    assert any(one.pid in ranks for one in looked_at)
+    assert {one.laddr.ip for one in looked_at} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -289,8 +289,9 @@ def test_gemv_keeps_its_registers(
         gemv._gemv_kernel,
         architecture,
         dict.fromkeys(("x_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "residual_ptr", "out_ptr"), "*bf16")
-        | {"eps": "fp32"},
+        | {"eps": "fp32", "scales_ptr": "*fp32"},
         {
+            "HAS_SCALES": False,
             "WIDTH": width,
             "NUM_OUT": 4096,
             "ROWS": rows,
@@ -308,6 +309,9 @@ def test_gemv_keeps_its_registers(
     assert spilled_bytes(compiled, tmp_path) == 0
     if width % step == 0:
         assert "ld.global.L1::evict_first.v4" in compiled.asm["ptx"] or "v4.b32" in compiled.asm["ptx"]
+    if architecture == 90:  # weights are asked for while the kernel ahead still runs
+        ahead = compiled.asm["ptx"].partition("griddepcontrol.wait")[0]
+        assert "ld.global" in ahead
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -114,10 +114,10 @@ class LlamaDecoder:
 
     def finish_layer(self, index: int, attended: Tensor, residual: Tensor) -> Activations:
         """Do what follows a layer's attention; return what the next layer's first product, or the head, takes."""
-        parts = self.group.overlapped_parts(attended.shape[0])
-        if parts is not None:
-            return self._finish_in_parts(index, attended, residual, parts)
         layer = self.layers[index]
+        parts = self.group.overlapped_parts(attended.shape[0])
+        if parts is not None and layer.post_attention_norm is None and layer.post_mlp_norm is None:
+            return self._finish_in_parts(index, attended, residual, parts)
         out = layer.attention_out(attended)
         hidden = self._add_normed(out, layer.post_attention_norm, residual, layer.mlp_norm, layer.mlp)
         out = layer.mlp(hidden)
@@ -157,13 +157,7 @@ class LlamaDecoder:
             for part in parts
         ]
         sums = [
-            start(
-                layer.down(gated_for(layer.down, layer.gate_up(one.wait()))),
-                residual[part],
-                next_norm,
-                eps,
-                hidden[part],
-            )
+            start(layer.mlp(one.wait()), residual[part], next_norm, eps, hidden[part])
             for one, part in zip(sums, parts, strict=True)
         ]
         for one in sums:

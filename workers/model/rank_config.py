@@ -11,10 +11,12 @@ from workers.checkpoint.source import ModelFiles
 RANK_ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_HIGH_PRIORITY": "1",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 """What a rank's process needs in its environment before torch looks: NVLink multicast off, since a program that dies
-while it uses it can take the host's other GPUs with it; and each rank may see one device alone, number 0 to all."""
+while it uses it can take the host's other GPUs with it; sums go before the products that they run beside; and each rank
+may see one device alone, number 0 to all."""
 
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """The same for ranks that meet in a file, so all on one host: their sockets are nobody else's business. On Linux."""

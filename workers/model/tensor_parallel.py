@@ -28,14 +28,13 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class PendingSum:
     """A sum over ranks under way; ``wait`` does what follows it."""
 
-    def __init__(self, finish: Callable[[], Tensor], work: dist.Work | None) -> None:
+    def __init__(self, arrive: Callable[[], None], finish: Callable[[], Tensor]) -> None:
+        self._arrive = arrive
         self._finish = finish
-        self._work = work
 
     def wait(self) -> Tensor:
         """Return what ``TensorParallelGroup.add_rms_norm`` does. On CUDA only the stream waits."""
-        if self._work is not None:
-            self._work.wait()
+        self._arrive()
         return self._finish()
 
 
@@ -106,8 +105,11 @@ class TensorParallelGroup:
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
     ) -> PendingSum:
         """Begin ``add_rms_norm`` into ``out`` and go on meanwhile."""
-        work = dist.all_reduce(x, async_op=True)
-        return PendingSum(lambda: add_rms_norm(x, residual, weight, eps, out), work)
+        works: list[dist.Work] = []
+        self._run(lambda: works.append(dist.all_reduce(x, async_op=True)))
+        return PendingSum(
+            lambda: self._run(works[0].wait), lambda: add_rms_norm(x, residual, weight, eps, out)
+        )
 
     def _add_rms_norm_by(
         self, x: Tensor, residual: Tensor, weight: Tensor, peers: PeerMemory | None, eps: float = 1e-6

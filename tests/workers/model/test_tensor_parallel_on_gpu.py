@@ -1,4 +1,7 @@
-"""Two ranks on two GPUs: sums over ranks are right by every way, and tokens are those of one rank."""
+"""Two ranks on two GPUs: sums over ranks are right by every way, and tokens are those of one rank.
+
+Nothing else may use the GPUs meanwhile: a kernel that waits for the other GPU's would wait for a time slice there.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,14 @@ def test_two_ranks_give_one_ranks_tokens_in_float32() -> None:
         "num_tokens": 24,
         "params": [*seeded, filtered, greedy],
         "chunk": 64,
-        "rank": {"device": "cuda", "dtype": "float32", "kv_cache_bytes": 1 << 27},
+        # Few rows and short steps: few graphs, few kernels to compile.
+        "rank": {
+            "device": "cuda",
+            "dtype": "float32",
+            "kv_cache_bytes": 1 << 27,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 128,
+        },
     }
 
     (alone,) = run_ranks(PROGRAM, json.dumps(spec), tp_size=1)
