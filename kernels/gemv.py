@@ -173,7 +173,7 @@ def gemv_tiles(width: int, is_gated: bool, has_residual: bool, has_norm: bool = 
         return 512, 2 if is_gated else 4, 4
     if is_gated:
         return (2048 if has_norm else 1024), 1, 4
-    return 2048, 2, 8
+    return (1024, 4, 4) if width == 2048 and not has_norm else (2048, 2, 8)
 
 
 @triton.jit
