@@ -1,4 +1,4 @@
-"""Rules that say how many replicas there should be, in virtual time, and the delays that Ray Serve adds."""
+"""Rules that say how many replicas there should be, in virtual time, and the delay before fewer are believed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class ScaleSettings:
     """From the decision until a new replica takes requests."""
     look_back_s: float = 5.0
     """Figures are means over so long."""
-    up_delay_s: float = 0.0
     down_delay_s: float = 60.0
     targets: ScaleTargets = field(default_factory=ScaleTargets)
 
@@ -90,7 +89,7 @@ def read_rule(name: str) -> ScaleRule:
 
 
 class Scaler:
-    """One rule over time: figures averaged, decisions held back, bounds kept."""
+    """One rule over time: figures averaged, shrinking held back, bounds kept."""
 
     def __init__(self, rule: ScaleRule, settings: ScaleSettings, max_num_seqs: int, block_size: int) -> None:
         self.settings = settings
@@ -102,9 +101,8 @@ class Scaler:
         self._demands: dict[int, deque[ReplicaDemand]] = {}
         self._waiting: deque[float] = deque(maxlen=length)
         self._requests: deque[float] = deque(maxlen=length)
-        self._since_s: float | None = None
-        """When the present wish to grow (or to shrink) arose."""
-        self._is_growing = False
+        self._wishes: deque[tuple[float, int]] = deque()
+        """Of the last ``down_delay_s``, with their times."""
 
     def decide(self, loads: dict[int, Load], num_held: int, num_target: int, now_s: float) -> int:
         """How many replicas there should be from now on.
@@ -125,17 +123,15 @@ class Scaler:
             return max(1, num_target)
         wanted = math.ceil(self._rule(state, settings) - 1e-9)
         wanted = min(max(wanted, settings.min_replicas), settings.max_replicas)
-        if wanted == num_target:
-            self._since_s = None
-            return num_target
-        is_growing = wanted > num_target
-        if self._since_s is None or is_growing != self._is_growing:
-            self._since_s, self._is_growing = now_s, is_growing
-        delay_s = settings.up_delay_s if is_growing else settings.down_delay_s
-        if now_s - self._since_s < delay_s:
-            return num_target
-        self._since_s = None
-        return wanted
+        if not self._wishes:
+            self._wishes.append((now_s, num_target))
+        self._wishes.append((now_s, wanted))
+        # The highest wish of each delay counts, as Kubernetes' autoscaler has it: one low moment takes nothing away.
+        while self._wishes[0][0] < now_s - settings.down_delay_s:
+            self._wishes.popleft()
+        if wanted > num_target:
+            return wanted
+        return min(num_target, max(wish for _, wish in self._wishes))
 
     def _average(self, loads: dict[int, Load], now_s: float) -> list[ReplicaDemand]:
         for place in self._meters.keys() - loads.keys():
