@@ -11,7 +11,7 @@ from functools import partial
 
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
-from router.journal import Prompt
+from router.journal import PLAIN_TERMS, Prompt, PromptTerms
 from router.membership import Membership
 from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
@@ -79,26 +79,36 @@ class ServedModel:
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.close)
 
-    async def prompt_of_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> Prompt:
+    async def prompt_of_chat(
+        self,
+        messages: Sequence[Message],
+        options: TemplateOptions = PLAIN,
+        terms: PromptTerms = PLAIN_TERMS,
+    ) -> Prompt:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-        if self.tokenizer.chat_template is not None:
+        if self.tokenizer.chat_template is not None and terms.keep_last is None:
             self._check_length(num_chars, "messages")
         num_chars += sum(len(str(shown)) for shown in (*options.tools, options.kwargs))
         if num_chars < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode_chat(messages, options)), "messages")
-        return self._checked(await asyncio.to_thread(self._tokenize_chat, messages, options), "messages")
+            return self._checked(Prompt(self.tokenizer.encode_chat(messages, options), terms), "messages")
+        prompt = await asyncio.to_thread(self._tokenize_chat, messages, options, terms)
+        return self._checked(prompt, "messages")
 
-    async def prompt_of_text(self, text: str) -> Prompt:
+    async def prompt_of_text(
+        self, text: str, terms: PromptTerms = PLAIN_TERMS, *, add_special_tokens: bool = True
+    ) -> Prompt:
         """Tokenize a prompt that is text."""
-        self._check_length(len(text), "prompt")
+        if terms.keep_last is None:
+            self._check_length(len(text), "prompt")
         if len(text) < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode(text)), "prompt")
-        return self._checked(await asyncio.to_thread(self._tokenize_text, text), "prompt")
+            return self._checked(self._tokenize_text(text, terms, add_special_tokens), "prompt")
+        prompt = await asyncio.to_thread(self._tokenize_text, text, terms, add_special_tokens)
+        return self._checked(prompt, "prompt")
 
-    def prompt_of_ids(self, token_ids: list[int]) -> Prompt:
+    def prompt_of_ids(self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS) -> Prompt:
         """Take a prompt that is tokens."""
-        return self._checked(Prompt(token_ids), "prompt")
+        return self._checked(Prompt(token_ids, terms), "prompt")
 
     async def check_grammar(self, grammar: WantedGrammar | None) -> None:
         """Return if replicas can follow the grammar.
@@ -109,11 +119,14 @@ class ServedModel:
         if grammar is not None:
             await self._grammars.check(grammar.text, grammar.param)
 
-    def _tokenize_chat(self, messages: Sequence[Message], options: TemplateOptions) -> Prompt:
-        return self._hashed(Prompt(self.tokenizer.encode_chat(messages, options)))
+    def _tokenize_chat(
+        self, messages: Sequence[Message], options: TemplateOptions, terms: PromptTerms
+    ) -> Prompt:
+        return self._hashed(Prompt(self.tokenizer.encode_chat(messages, options), terms))
 
-    def _tokenize_text(self, text: str) -> Prompt:
-        return self._hashed(Prompt(self.tokenizer.encode(text)))
+    def _tokenize_text(self, text: str, terms: PromptTerms, add_special_tokens: bool) -> Prompt:
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._hashed(Prompt(token_ids, terms))
 
     def _hashed(self, prompt: Prompt) -> Prompt:
         """Hash while off the event loop, for the kinds of replicas that are there now."""

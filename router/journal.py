@@ -7,7 +7,9 @@ random number depends on (seed, choice index, position) alone, so the rest is wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 
 from router.explanation import Placement
 from router.placement.replica_view import ReplicaShape
@@ -22,24 +24,45 @@ class Loss(Enum):
     CUT_OFF = "the replica let it go on purpose, at the end of a drain"
 
 
+@dataclass(frozen=True, slots=True)
+class PromptTerms:
+    """How a prompt is treated, whatever it says."""
+
+    keep_last: int | None = None
+    """Only so many of its tokens count, the last ones."""
+    cache_salt: str = ""
+    """Its blocks are shared with prompts of the same salt alone."""
+    priority: int = 0
+    """Lower is served first, under the priority policy."""
+
+
+PLAIN_TERMS = PromptTerms()
+
+
 class Prompt:
     """Token ids of one prompt, shared by its choices; its blocks are hashed once for each kind of replica."""
 
-    __slots__ = ("_hashes", "token_ids")
+    __slots__ = ("_hashes", "terms", "token_ids")
 
-    def __init__(self, token_ids: list[int]) -> None:
-        self.token_ids = token_ids
+    def __init__(self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS) -> None:
+        self.token_ids = token_ids if terms.keep_last is None else token_ids[-terms.keep_last :]
+        self.terms = terms
         self._hashes: dict[tuple[bytes, int], list[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def root(self, shape: ReplicaShape) -> bytes:
+        """Where its chain of hashes begins: the replica's own root, unless it has a salt."""
+        salt = self.terms.cache_salt
+        return blake2b(shape.hash_root, digest_size=16, key=_key(salt)).digest() if salt else shape.hash_root
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:
         """Chained hashes of the full blocks, as replicas of this shape register them."""
         key = (shape.hash_root, shape.block_size)
         found = self._hashes.get(key)
         if found is None:
-            found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, shape.hash_root)
+            found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, self.root(shape))
         return found
 
     def hashed(self) -> tuple[int, list[bytes]] | None:
@@ -121,7 +144,7 @@ class Journal:
         size = shape.block_size
         rest = [*self.prompt.token_ids[len(hashes) * size :], *self.output_token_ids]
         longer = list(hashes)
-        parent = hashes[-1] if hashes else shape.hash_root
+        parent = hashes[-1] if hashes else self.prompt.root(shape)
         for start in range(0, len(rest) - size + 1, size):
             parent = hash_block(parent, rest[start : start + size])
             longer.append(parent)
@@ -135,6 +158,12 @@ class Journal:
             params=self.params,
             output_token_ids=list(self.output_token_ids),
             block_hashes=list(hashes),
-            hash_root=shape.hash_root,
+            hash_root=self.prompt.root(shape),
+            priority=self.prompt.terms.priority,
             arrival_s=arrival_s,
         )
+
+
+def _key(salt: str) -> bytes:
+    """A key of BLAKE2b, which has at most 64 bytes."""
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -15,6 +15,7 @@ from router.openai.sampling import (
     check_num_logprobs,
     check_sampling,
     choice_params,
+    prompt_terms,
     resolve_max_tokens,
     text_params,
 )
@@ -49,8 +50,7 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
         UserError: the body asks for what this model cannot give.
     """
     model = ingress.model(body.model)
-    table = model.tokenizer.table
-    check_sampling(body, 1, len(table), ingress.limits)
+    check_sampling(body, 1, model.tokenizer.vocab_size, ingress.limits)
     num_logprobs = _num_logprobs(body)
     check_num_logprobs(num_logprobs or 0, "top_logprobs", ingress.limits)
     answer = wanted_grammar(body)
@@ -60,12 +60,13 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
     grammar = answer if use is None or use.grammar is None else use.grammar
     await model.check_grammar(grammar)
     conversation = template_messages(body.messages, model.tokenizer.chat_template)
-    prompt = await model.prompt_of_chat(conversation, _template_options(body, use))
     asked, param = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
+    terms = prompt_terms(body, model.max_model_len, asked)
+    prompt = await model.prompt_of_chat(conversation, _template_options(body, use), terms)
     max_tokens = resolve_max_tokens(asked, param, len(prompt), model.max_model_len)
-    params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), len(table), grammar)
+    params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar)
     thinking = _Thinking.of(model, prompt)
     params = [thinking.limit(one, body.thinking_token_budget) for one in params]
     text = text_params(body)

@@ -7,9 +7,10 @@ from typing import Any
 
 from router.generation import Delta, Generation
 from router.ingress import Ingress, ServedModel
-from router.journal import Prompt
+from router.journal import Prompt, PromptTerms
 from router.openai import sse
 from router.openai.answer import GenerationResponse
+from router.openai.contest import Contest
 from router.openai.logprobs import CompletionLogprobs, join_entries
 from router.openai.metrics import Metrics
 from router.openai.sampling import (
@@ -17,6 +18,7 @@ from router.openai.sampling import (
     check_sampling,
     check_token_ids,
     choice_params,
+    prompt_terms,
     resolve_max_tokens,
     text_params,
 )
@@ -41,16 +43,23 @@ async def answer_completion(
     model = ingress.model(body.model)
     table = model.tokenizer.table
     given = body.prompts
-    check_sampling(body, len(given), len(table), ingress.limits)
+    check_sampling(body, len(given), len(table), ingress.limits, body.best_of)
     check_num_logprobs(body.logprobs or 0, "logprobs", ingress.limits)
     _check_completion(body)
     grammar = wanted_grammar(body)
     await model.check_grammar(grammar)
-    prompts = [await _prompt(model, prompt, len(table)) for prompt in given]
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    terms = prompt_terms(body, model.max_model_len, asked)
+    prompts = [await _prompt(model, prompt, body, terms) for prompt in given]
     max_tokens = resolve_max_tokens(
         body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
-    params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), len(table), grammar)
+    num_given = body.n or 1
+    num_choices = max(body.best_of or 1, num_given)
+    num_logprobs = 0 if num_choices > num_given and body.logprobs is None else body.logprobs
+    params = choice_params(
+        body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar, num_choices
+    )
     completion_id = f"cmpl-{request_id}"
     generation = ingress.generation(model, completion_id, prompts, params, text_params(body))
     if max_tokens == 0:
@@ -63,6 +72,7 @@ async def answer_completion(
         body.logprobs,
         table,
         with_usage=body.wants_usage_chunk,
+        contest=Contest(num_given, num_choices) if num_choices > num_given else None,
     )
     return GenerationResponse(generation, encoder, metrics.timer(model.name), is_stream=bool(body.stream))
 
@@ -80,6 +90,7 @@ class CompletionEncoder:
         table: TokenTable,
         *,
         with_usage: bool,
+        contest: Contest | None = None,
     ) -> None:
         self._envelope = {
             "id": completion_id,
@@ -89,6 +100,7 @@ class CompletionEncoder:
         }
         self._echoes = echoes
         self._with_usage = with_usage
+        self._contest = contest
         self._texts: list[list[str]] = [[echo] for echo in echoes]
         self._logprobs = (
             [CompletionLogprobs(num_logprobs, table, len(echo)) for echo in echoes]
@@ -133,38 +145,49 @@ class CompletionEncoder:
         for delta in deltas:
             index = delta.choice.index
             self._texts[index].append(delta.text)
+            if self._contest is not None and delta.logprobs is not None:
+                self._contest.note(index, delta.logprobs.sampled)
             if delta.logprobs is not None and self._logprobs is not None:
                 self._entries[index].append(self._logprobs[index].entry(delta, delta.logprobs))
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """A ``text_completion`` object."""
+        given = generation.choices
+        if self._contest is not None:
+            given = [given[index] for index in self._contest.winners(len(given))]
         choices = [
             {
-                "index": choice.index,
+                "index": number,
                 "text": "".join(self._texts[choice.index]),
                 "logprobs": None if self._logprobs is None else join_entries(self._entries[choice.index]),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
             }
-            for choice in generation.choices
+            for number, choice in enumerate(given)
         ]
         return {**self._envelope, "choices": choices, "usage": usage_object(generation)}
 
 
 def _check_completion(body: CompletionBody) -> None:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest(f"best_of: {body.best_of} is not supported unless it equals n", "best_of")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise InvalidRequest(f"best_of: {body.best_of} is less than n ({body.n or 1})", "best_of")
+    if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
+        raise InvalidRequest(
+            "best_of: the best are known at the end only, they cannot be streamed", "best_of"
+        )
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: must be at least 1 unless the prompt is echoed", "max_tokens")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("logprobs: not supported for echoed prompts", "logprobs")
 
 
-async def _prompt(model: ServedModel, prompt: str | list[int], vocab_size: int) -> Prompt:
+async def _prompt(
+    model: ServedModel, prompt: str | list[int], body: CompletionBody, terms: PromptTerms
+) -> Prompt:
     if isinstance(prompt, list):
-        check_token_ids(prompt, vocab_size, "prompt")
-        return model.prompt_of_ids(prompt)
-    found = await model.prompt_of_text(prompt)
+        check_token_ids(prompt, model.tokenizer.vocab_size, "prompt")
+        return model.prompt_of_ids(prompt, terms)
+    found = await model.prompt_of_text(prompt, terms, add_special_tokens=body.add_special_tokens is not False)
     if not len(found):
         raise InvalidRequest("prompt: is empty, it needs at least one token", "prompt")
     return found

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from router.config import Limits
 from router.generation import TextParams
+from router.journal import PromptTerms
 from router.openai.schema import SamplingBody
 from router.text.grammars import WantedGrammar
+from router.text.tokenizer import Tokenizer
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.request import ChoiceParams
 
 
-def check_sampling(body: SamplingBody, num_prompts: int, vocab_size: int, limits: Limits) -> None:
+def check_sampling(
+    body: SamplingBody, num_prompts: int, vocab_size: int, limits: Limits, best_of: int | None = None
+) -> None:
     """Refuse what pydantic cannot see.
 
     Raises:
         InvalidRequest: with the field, its value and the limit.
     """
+    if best_of is not None and num_prompts * best_of > limits.max_choices:
+        raise InvalidRequest(
+            f"best_of: {best_of} for {num_prompts} prompts is {num_prompts * best_of} choices, the limit is "
+            f"{limits.max_choices}",
+            "best_of",
+        )
     num_choices = num_prompts * (body.n or 1)
     if num_choices > limits.max_choices:
         asked = f"n={body.n or 1} for {num_prompts} prompts" if num_prompts > 1 else f"n={body.n}"
@@ -37,6 +48,25 @@ def check_sampling(body: SamplingBody, num_prompts: int, vocab_size: int, limits
             raise InvalidRequest(
                 f"stop_token_ids: {token_id} is beyond the vocabulary of {vocab_size}", "stop_token_ids"
             )
+    for token_id in body.allowed_token_ids or ():
+        if token_id >= vocab_size:
+            raise InvalidRequest(
+                f"allowed_token_ids: {token_id} is beyond the vocabulary of {vocab_size}", "allowed_token_ids"
+            )
+    for word in body.bad_words or ():
+        if not 0 < len(word) <= limits.max_stop_chars:
+            raise InvalidRequest(
+                f"bad_words: a word of {len(word)} characters; each needs 1 to {limits.max_stop_chars}",
+                "bad_words",
+            )
+
+
+def prompt_terms(body: SamplingBody, max_model_len: int, asked_tokens: int | None) -> PromptTerms:
+    """How the body's prompts are treated."""
+    keep_last = body.truncate_prompt_tokens
+    if keep_last == -1:
+        keep_last = max(1, max_model_len - max(1, asked_tokens or 1))
+    return PromptTerms(keep_last, body.cache_salt or "", body.priority or 0)
 
 
 def check_num_logprobs(num_logprobs: int, param: str, limits: Limits) -> None:
@@ -79,13 +109,19 @@ def choice_params(
     max_tokens: int,
     num_logprobs: int | None,
     seed: int,
-    vocab_size: int,
+    tokenizer: Tokenizer,
     grammar: WantedGrammar | None = None,
+    num_choices: int | None = None,
 ) -> list[ChoiceParams]:
     """Parameters of each of the ``n`` choices of a prompt; they differ in their index only."""
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens: {min_tokens} is more than max_tokens ({max_tokens})", "min_tokens")
+    if body.allowed_token_ids is not None and grammar is not None:
+        raise InvalidRequest(
+            f"allowed_token_ids: not together with {grammar.param}, which says what is allowed",
+            "allowed_token_ids",
+        )
     base = ChoiceParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -96,14 +132,16 @@ def choice_params(
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(body, vocab_size),
+        logit_bias=_logit_bias(body, tokenizer.vocab_size),
         seed=(seed if body.seed is None else body.seed) % 2**64,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
         grammar=grammar.text if grammar is not None else "",
+        allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
+        bad_words=_bad_words(body.bad_words or (), tokenizer),
     )
-    return [base, *(replace(base, choice_index=i) for i in range(1, body.n or 1))]
+    return [base, *(replace(base, choice_index=i) for i in range(1, num_choices or body.n or 1))]
 
 
 def text_params(body: SamplingBody) -> TextParams:
@@ -113,6 +151,13 @@ def text_params(body: SamplingBody) -> TextParams:
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
     )
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as tokens, as it stands after a space and as it stands without one."""
+    spelled = [form for word in words for form in (word, f" {word.lstrip()}")]
+    found = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spelled)
+    return tuple(dict.fromkeys(token_ids for token_ids in found if token_ids))
 
 
 def _logit_bias(body: SamplingBody, vocab_size: int) -> dict[int, float]:

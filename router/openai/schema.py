@@ -96,6 +96,35 @@ class SamplingBody(WithoutEffect, StructuredFields):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted without effect: text is the bytes of its tokens."""
+    bad_words: list[str] | None = Field(None, max_length=256, fail_fast=True)
+    """Texts that the output must not hold."""
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1, fail_fast=True)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    """Keep only so many tokens of the prompt, the last ones; -1: as many as fit."""
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    """Lower is served first, where the engine's policy is priority."""
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    """Share cached prefixes with requests of the same salt alone."""
+    use_beam_search: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0)
+
+    @field_validator("use_beam_search", "prompt_logprobs")
+    @classmethod
+    def must_be_off(cls, value: Any) -> Any:
+        """Refused rather than dropped."""
+        if value:
+            raise ValueError("is not supported yet")
+        return value
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def must_keep_some(cls, value: int | None) -> int | None:
+        """A prompt has a token at least."""
+        if value == 0:
+            raise ValueError("must be at least 1, or -1 for as many as fit")
+        return value
 
     @property
     def stop_strings(self) -> list[str]:
@@ -210,6 +239,9 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)
+    """Choices to generate, of which the ``n`` with the highest mean log-probability of their tokens are given."""
+    add_special_tokens: bool | None = None
+    """What the tokenizer adds to a prompt that is text by itself. (default: true)"""
     suffix: Unset
 
     @field_validator("suffix")

@@ -93,6 +93,15 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_json": "{"}, "guided_json"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["a" * 2000]}, "bad_words"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [999]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "guided_regex": "a"}, "allowed_token_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"priority": 2**40}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
     ({"magic": 1}, "magic"),
 ]
 
@@ -120,7 +129,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 200}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 10**9}, "best_of"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"suffix": "end"}, "suffix"),
     ({"echo": True, "logprobs": 1}, "logprobs"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -79,3 +80,74 @@ async def test_logprobs_count_characters(make_edge) -> None:
     assert logprobs["tokens"][0] == "n"
     assert logprobs["token_logprobs"] == [-0.5] * 3
     assert logprobs["top_logprobs"][0] == {"n": -0.5}
+
+
+async def test_the_best_of_several_is_given(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=lambda s: [48 + s.params.choice_index] * 3, step_s=None))
+    logprobs = {0: -0.9, 1: -0.2, 2: -0.5}
+
+    def likely(output, running):
+        output.logprobs[0].sampled = logprobs[running.submit.params.choice_index]
+        return output
+
+    replica = edge.replica
+    plain = replica._next_output
+    replica._next_output = lambda running: likely(plain(running), running)
+    answer = asyncio.create_task(edge.complete(prompt=["a", "b"], best_of=3, n=2, max_tokens=3))
+    await replica.until(lambda: len(replica.submits) == 6)
+    for _ in range(3):
+        replica.step()
+
+    body = (await answer).json()
+
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (0, "111"), (1, "222"), (2, "111"), (3, "222"),
+    ]  # fmt: skip
+    assert body["choices"][0]["logprobs"] is None
+    assert body["usage"]["completion_tokens"] == 18  # all were generated
+
+
+async def test_a_prompt_may_be_cut_to_its_end(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), max_model_len=100)
+
+    await edge.complete(prompt="a" * 300 + "end", truncate_prompt_tokens=5, max_tokens=1)
+    await edge.complete(prompt="a" * 300 + "end", truncate_prompt_tokens=-1, max_tokens=10)
+    await edge.chat(
+        messages=[{"role": "user", "content": "a" * 300}], truncate_prompt_tokens=20, max_tokens=1
+    )
+
+    first, second, third = (
+        bytes(i % 256 for i in submit.prompt_token_ids) for submit in edge.replica.submits
+    )
+    assert first == b"aaend"
+    assert len(second) == 90
+    assert len(third) == 20
+    assert third.endswith(b"assistant\n")
+
+
+async def test_salts_keep_caches_apart(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    for salt in (None, "mine", "mine", "yours"):
+        await edge.complete(prompt="a" * 40, max_tokens=1, cache_salt=salt)
+
+    plain, mine, again, yours = edge.replica.submits
+    assert plain.hash_root == b"scripted"
+    assert mine.hash_root == again.hash_root
+    assert mine.block_hashes == again.block_hashes
+    assert (
+        len({s.hash_root for s in (plain, mine, yours)})
+        == len({s.block_hashes for s in (plain, mine, yours)})
+        == 3
+    )
+
+
+async def test_priorities_bad_words_and_allowed_tokens_reach_the_engine(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    await edge.complete(priority=-3, bad_words=["no"], allowed_token_ids=[5, 3, 5], max_tokens=1)
+
+    (submit,) = edge.replica.submits
+    assert submit.priority == -3
+    assert [bytes(word.token_ids) for word in submit.params.bad_words] == [b"no", b" no"]
+    assert list(submit.params.allowed_token_ids) == [3, 5]

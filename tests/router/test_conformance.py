@@ -114,7 +114,7 @@ COMPLETIONS = {
     "prompt": works(["a", "b"], "test_completions.py::test_a_prompt_of_any_form_is_completed"),
     "echo": works(True, "test_completions.py::test_an_echo_comes_first_streamed_or_not"),
     "logprobs": works(2, "test_completions.py::test_logprobs_count_characters"),
-    "best_of": refused(3),
+    "best_of": works(3, "test_completions.py::test_the_best_of_several_is_given"),
     "suffix": refused("x"),
 }
 EMBEDDINGS = {
