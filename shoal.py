@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deploy.offline.beam_search import BeamSearchParams
     from deploy.offline.llm import LLM
     from deploy.offline.outputs import (
+        BeamSearchOutput,
         CompletionOutput,
         EmbeddingRequestOutput,
         Logprob,
@@ -14,19 +16,26 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from deploy.offline.sampling_params import SamplingParams
+    from deploy.offline.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingRequestOutput",
     "Logprob",
     "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 _HOMES = {
     "LLM": "deploy.offline.llm",
+    "BeamSearchParams": "deploy.offline.beam_search",
+    "BeamSearchOutput": "deploy.offline.outputs",
+    "StructuredOutputsParams": "deploy.offline.structured",
     "SamplingParams": "deploy.offline.sampling_params",
     "RequestOutput": "deploy.offline.outputs",
     "CompletionOutput": "deploy.offline.outputs",

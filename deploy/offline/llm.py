@@ -11,14 +11,17 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from deploy.offline.beam_search import BeamSearchParams, search
 from deploy.offline.choice import Choice
 from deploy.offline.executor import start_executor
 from deploy.offline.outputs import (
+    BeamSearchOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -40,6 +43,7 @@ from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import EngineRequest
+from workers.grammar import GrammarCompiler
 from workers.model.rank_config import BlockCounts
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -103,6 +107,7 @@ class LLM:
         files = resolve_model(settings.model, settings.source)
         model_config = read_model_config(files)
         self.tokenizer = None if skip_tokenizer_init else Tokenizer(load_vocabulary(files))
+        self._eos_token_ids = tuple(model_config.eos_token_ids)
         self._executor, counts = start_executor(settings, files)
         self.max_model_len = context_len(
             settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
@@ -161,6 +166,48 @@ class LLM:
         conversations: Iterable[Any] = [messages] if one_conversation else messages
         prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(list(one))} for one in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that a beam search finds, best first.
+
+        Raises:
+            UserError: a prompt cannot be served; nothing was generated.
+        """
+        prepared = [self._prepare(prompt, SamplingParams()) for prompt in _as_list(prompts)]
+        longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
+        if longest + params.max_tokens > self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {longest} tokens and max_tokens is {params.max_tokens}, this model takes "
+                f"{self.max_model_len}: lower max_tokens or shorten the prompt",
+                "max_tokens",
+            )
+
+        def expand(sequences: Sequence[list[int]], num_candidates: int) -> list[dict[int, float]]:
+            one = SamplingParams(
+                max_tokens=1, temperature=0, logprobs=num_candidates, detokenize=False, ignore_eos=True
+            )
+            outputs = self.generate(list(sequences), one, use_tqdm=use_tqdm)
+            tops = [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
+            return [{token_id: entry.logprob for token_id, entry in top.items()} for top in tops]
+
+        ids = [one.prompt_token_ids for one in prepared]
+        found = search(ids, params, frozenset(self._eos_token_ids), expand)
+        if self.tokenizer is not None:
+            for sequence in (sequence for sequences in found for sequence in sequences):
+                sequence.text = self.tokenizer.decode(sequence.tokens)
+        return [BeamSearchOutput(sequences) for sequences in found]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InvalidRequest: it was left out.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest("the tokenizer was left out: leave out skip_tokenizer_init", "tokenizer")
+        return self.tokenizer
 
     def embed(
         self,
@@ -272,6 +319,9 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         text, token_ids = self._encode(prompt)
+        keep = params.truncate_prompt_tokens
+        if keep is not None:
+            token_ids = token_ids[-(self.max_model_len - 1 if keep == -1 else keep) :]
         if not token_ids:
             raise InvalidRequest("the prompt has no tokens, it must have at least one", "prompt")
         if len(token_ids) >= self.max_model_len:
@@ -280,8 +330,11 @@ class LLM:
                 "shorten it or raise max_model_len",
                 "prompt",
             )
-        if params.stop_strings and self.tokenizer is None:
-            raise InvalidRequest("stop strings need the tokenizer: leave out skip_tokenizer_init", "stop")
+        if params.needs_tokenizer and self.tokenizer is None:
+            raise InvalidRequest(
+                "stop, bad_words and structured_outputs need the tokenizer: leave out skip_tokenizer_init",
+                "stop",
+            )
         return RequestOutput(str(next(self._ids)), text, token_ids, [])
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -305,10 +358,28 @@ class LLM:
         for index in range(params.n):
             request_id = f"{output.request_id}-{index}"
             choice = Choice(output, index, params, self.tokenizer)
-            request = EngineRequest(request_id, output.prompt_token_ids, params.choice(index, seed, left))
+            wanted = params.choice(index, seed, left, self._bad_words(params))
+            request = EngineRequest(request_id, output.prompt_token_ids, wanted)
+            matcher = self._grammars.matcher(wanted.grammar) if wanted.grammar else None
             self._choices[request_id] = choice
             # A request without earlier output cannot have ended yet, so nothing comes back.
-            self._engine.add(request, time.monotonic())
+            self._engine.add(request, time.monotonic(), matcher)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each bad word, at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return ()
+        assert self.tokenizer is not None, "a request that needs the tokenizer is refused without"
+        spelled = [word for bad in params.bad_words for word in (bad, " " + bad.lstrip())]
+        return tuple(dict.fromkeys(tuple(self.tokenizer.encode_literally(word)) for word in spelled))
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        """Made when first needed: it takes a tenth of a second."""
+        assert self.tokenizer is not None, "a request that needs the tokenizer is refused without"
+        table = self.tokenizer.table
+        token_bytes = [table.bytes_of(token_id) for token_id in range(len(table))]
+        return GrammarCompiler(token_bytes, self.tokenizer.special_token_ids, self._eos_token_ids)
 
 
 def _engine_config(

@@ -33,6 +33,10 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the end-of-sequence token."""
 
+    def finished(self) -> bool:
+        """True once it has ended."""
+        return self.finish_reason is not None
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -86,3 +90,23 @@ class PoolingRequestOutput:
     outputs: PoolingOutput
     prompt_token_ids: list[int]
     finished: bool = True
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One sequence that a beam search found."""
+
+    tokens: list[int]
+    """Prompt and output."""
+    cum_logprob: float
+    """Of the output."""
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best sequences of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]

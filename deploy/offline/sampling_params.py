@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from deploy.offline.structured import StructuredOutputsParams
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import ChoiceParams
 
@@ -40,6 +41,14 @@ class SamplingParams:
     logprobs: int | None = None
     """None: none; k: of the sampled token and of the k likeliest."""
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    """Words that the output must not hold; needs the tokenizer."""
+    allowed_token_ids: list[int] | None = None
+    """None: all."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have; needs the tokenizer."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many of the last tokens of a longer prompt; -1: as many as the model takes."""
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -58,6 +67,8 @@ class SamplingParams:
         self._check("repetition_penalty", self.repetition_penalty, 1e-9, 100)
         if self.logprobs is not None:
             self._check("logprobs", self.logprobs, 0, 100)
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
+            self._check("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
         if any(not stop for stop in self.stop_strings):
             raise InvalidRequest("stop holds an empty string, which matches everywhere: leave it out", "stop")
 
@@ -73,12 +84,20 @@ class SamplingParams:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
-    def choice(self, choice_index: int, seed: int, max_tokens: int) -> ChoiceParams:
+    @property
+    def needs_tokenizer(self) -> bool:
+        """True if token ids alone do not say what is asked for."""
+        return bool(self.stop_strings or self.bad_words or self.structured_outputs)
+
+    def choice(
+        self, choice_index: int, seed: int, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
+    ) -> ChoiceParams:
         """Parameters of one of the ``n`` choices, for the engine.
 
         Args:
             seed: used where ``self.seed`` is None.
             max_tokens: what the context leaves.
+            bad_words: ``self.bad_words`` as token ids.
         """
         return ChoiceParams(
             max_tokens=min(self.max_tokens or max_tokens, max_tokens),
@@ -96,4 +115,7 @@ class SamplingParams:
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             num_logprobs=self.logprobs,
+            grammar=self.structured_outputs.text if self.structured_outputs is not None else "",
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            bad_words=bad_words,
         )

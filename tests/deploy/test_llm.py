@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal import LLM, SamplingParams
+from shoal import LLM, SamplingParams, StructuredOutputsParams
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest, PromptTooLong
 
@@ -160,3 +160,49 @@ def test_bad_sampling_params_are_refused_by_name(changes: dict[str, Any], param:
         SamplingParams(**changes)
 
     assert caught.value.param == param
+
+
+def test_output_has_the_form_that_is_asked_for(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    wishes = [
+        StructuredOutputsParams(json={**schema, "additionalProperties": False}),
+        StructuredOutputsParams(choice=["yes", "no"]),
+        StructuredOutputsParams(regex=r"[0-9]{3}"),
+    ]
+    params = [
+        SamplingParams(max_tokens=24, temperature=1, seed=1, structured_outputs=wish) for wish in wishes
+    ]
+
+    texts = [one.outputs[0].text for one in llm.generate(["Answer: "] * 3, params, use_tqdm=False)]
+
+    assert isinstance(json.loads(texts[0])["a"], int)
+    assert texts[1] in ("yes", "no")
+    assert texts[2].isdigit()
+    assert len(texts[2]) == 3
+
+
+def test_bad_words_and_forbidden_tokens_never_come(llm: LLM) -> None:
+    prompt = "The capital of France is"
+    plain, spared = llm.generate(
+        prompt, SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
+    ) + llm.generate(prompt, SamplingParams(max_tokens=8, temperature=0, bad_words=["Paris"]), use_tqdm=False)
+    allowed = llm.generate(
+        prompt,
+        SamplingParams(max_tokens=4, temperature=1, seed=1, allowed_token_ids=[500, 600]),
+        use_tqdm=False,
+    )[0]
+
+    assert "Paris" in plain.outputs[0].text
+    assert "Paris" not in spared.outputs[0].text
+    assert set(allowed.outputs[0].token_ids) <= {500, 600}
+    assert plain.outputs[0].finished()
+
+
+def test_a_long_prompt_may_be_cut_from_the_left(llm: LLM) -> None:
+    output = llm.generate(
+        {"prompt_token_ids": list(range(100, 800))},
+        SamplingParams(max_tokens=1, truncate_prompt_tokens=5),
+        use_tqdm=False,
+    )[0]
+
+    assert output.prompt_token_ids == list(range(795, 800))

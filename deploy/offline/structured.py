@@ -1,0 +1,56 @@
+"""The form that offline output must have; field names are those of vLLM's ``StructuredOutputsParams``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from router.text.grammars import (
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+    text_grammar,
+)
+from workers.engine.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one form.
+
+    Raises:
+        InvalidRequest: none or several are given, or it cannot be read.
+    """
+
+    json: dict[str, Any] | str | None = None
+    """A JSON schema."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """Lark or EBNF."""
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check that one is given."""
+        given = [name for name in self.__slots__ if getattr(self, name)]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"structured_outputs needs one of {', '.join(self.__slots__)}; given: {', '.join(given) or 'none'}",
+                "structured_outputs",
+            )
+
+    @property
+    def text(self) -> str:
+        """The grammar, as the engine takes it."""
+        try:
+            if self.json is not None:
+                return json_schema_grammar(json.loads(self.json) if isinstance(self.json, str) else self.json)
+            if self.regex is not None:
+                return regex_grammar(self.regex)
+            if self.choice is not None:
+                return choice_grammar(self.choice)
+            return text_grammar(self.grammar) if self.grammar is not None else json_object_grammar()
+        except ValueError as error:
+            raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from error
