@@ -42,6 +42,8 @@ class ReplicaConfig:
     dtype: str = "auto"
     quantization: str | None = None
     device: str = "auto"
+    enforce_eager: bool = False
+    """On a GPU: no CUDA graphs."""
     seed: int = 0
     num_threads: int | None = None
     """CPU threads of a rank; None: its share of the host's cores."""

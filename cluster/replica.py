@@ -239,4 +239,5 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         kv_checksum=config.kv_checksum,
         num_threads=config.num_threads,
         seed=config.seed,
+        enforce_eager=config.enforce_eager,
     )

@@ -20,7 +20,7 @@ from deploy.settings import ServeSettings, Words
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
         "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization",
-        "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
+        "trust_remote_code", "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
     ),
     "Conversations": ("chat_template", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"),
     "Endpoint": (
@@ -32,9 +32,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "scale_to_zero_delay_s", "tensor_parallel_size", "device", "cpu_threads", "policy", "replica_wait_s",
         "stall_timeout_s", "rank_timeout_s", "drain_timeout_s", "record_trace",
     ),
-    "Engine": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "num_scheduler_steps"),
+    "Engine": (
+        "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_chunked_prefill", "num_scheduler_steps",
+    ),
     "Memory": (
-        "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size",
+        "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size", "kv_cache_dtype",
         "enable_prefix_caching", "swap_space", "preemption_mode", "kv_host_fraction", "kv_checksum", "copy_gib_per_s",
     ),
 }  # fmt: skip

@@ -124,6 +124,12 @@ class ServeSettings(BaseSettings):
     """None: as the checkpoint stores weights; fp8, int8 and int4 quantize full ones at load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; auto: on GPUs where there are any."""
+    enforce_eager: bool = False
+    """On a GPU: launch every step kernel by kernel, without CUDA graphs; a faster start, slower steps."""
+    kv_cache_dtype: Literal["auto"] = "auto"
+    """Numbers of the KV cache; auto: those of --dtype, and nothing else yet."""
+    trust_remote_code: bool = False
+    """Refused: no code of a checkpoint is ever run."""
     seed: int = Field(0, ge=0)
     """Of random weights."""
     cpu_threads: int | None = Field(None, ge=1)
@@ -154,6 +160,13 @@ class ServeSettings(BaseSettings):
     """Serve tokens by formula instead of a model, to measure everything else."""
     scripted_step_s: float = Field(0.0, ge=0)
     """Duration of a step then."""
+
+    @field_validator("trust_remote_code")
+    @classmethod
+    def _runs_no_foreign_code(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("no code of a checkpoint is ever run here: leave it out")
+        return value
 
     @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
     @classmethod
@@ -275,6 +288,7 @@ class ServeSettings(BaseSettings):
             quantization=self.quantization,
             device=self.device_name,
             seed=self.seed,
+            enforce_eager=self.enforce_eager,
             num_threads=self.cpu_threads or self._thread_share,
             host=self.host if self.ssl_certfile is None else "127.0.0.1",
             stall_timeout_s=self.stall_timeout_s,

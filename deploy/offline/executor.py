@@ -51,6 +51,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         copy_bytes_per_s=settings.copy_bytes_per_s,
         num_threads=settings.cpu_threads or max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size),
         seed=settings.seed,
+        enforce_eager=settings.enforce_eager,
     )
     if settings.tensor_parallel_size > 1:
         return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)

@@ -80,6 +80,7 @@ class LLM:
         kv_host_fraction: float = 0.5,
         kv_checksum: bool = False,
         copy_gib_per_s: float | None = None,
+        enforce_eager: bool = False,
         cpu_threads: int | None = None,
         cache_dir: Path | None = None,
     ) -> None:
@@ -100,6 +101,7 @@ class LLM:
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
+            enforce_eager=enforce_eager,
             swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,
             kv_checksum=kv_checksum, copy_gib_per_s=copy_gib_per_s,
             cache_dir=cache_dir, replicas=1,

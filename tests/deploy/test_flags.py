@@ -20,7 +20,15 @@ VLLM_FLAGS = (
     *("--gpu-memory-utilization", "--dtype", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"),
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--seed"),
     *("--tokenizer", "--revision", "--load-format", "--download-dir", "--max-logprobs", "--ssl-keyfile"),
-    *("--ssl-certfile", "--num-scheduler-steps"),
+    *("--ssl-certfile", "--num-scheduler-steps", "--enforce-eager", "--kv-cache-dtype", "--quantization"),
+    *(
+        "--swap-space",
+        "--chat-template",
+        "--tool-call-parser",
+        "--reasoning-parser",
+        "--enable-auto-tool-choice",
+    ),
+    *("--replicas", "--trust-remote-code"),
 )
 
 

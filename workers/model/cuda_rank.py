@@ -93,12 +93,13 @@ class CudaRank(Rank):
             self._decoder.shard.vocab.start,
             graph_sizes(self.config.max_num_seqs),
         )
-        graphs.capture()
-        self._graphs = graphs
-        self._prefill_graphs = PrefillGraphs(
-            self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
-        )
-        self._prefill_graphs.capture(self.config.max_num_batched_tokens)
+        if not self.config.enforce_eager:
+            graphs.capture()
+            self._graphs = graphs
+            self._prefill_graphs = PrefillGraphs(
+                self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
+            )
+            self._prefill_graphs.capture(self.config.max_num_batched_tokens)
         self._warm_up_prefill()
         torch.cuda.synchronize()
 

@@ -83,5 +83,7 @@ class RankConfig:
     """CPU threads of this rank; None leaves torch's choice."""
     pack_weights: bool = True
     """On a CPU: keep linear weights in the layout of oneDNN's kernels."""
+    enforce_eager: bool = False
+    """On CUDA: launch every step kernel by kernel, without graphs: a faster start, slower steps."""
     seed: int = 0
     """Of dummy weights."""
