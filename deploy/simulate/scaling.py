@@ -119,9 +119,9 @@ class Scaler:
             self._average(loads, now_s), _mean(self._waiting), _mean(self._requests), num_target
         )
         settings = self.settings
-        if not loads and num_held:
-            return max(1, num_target)
         wanted = math.ceil(self._rule(state, settings) - 1e-9)
+        if not loads and num_held:
+            wanted = max(1, num_target)
         wanted = min(max(wanted, settings.min_replicas), settings.max_replicas)
         if not self._wishes:
             self._wishes.append((now_s, num_target))
