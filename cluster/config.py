@@ -35,6 +35,7 @@ class ReplicaConfig:
     gpu_memory_utilization: float = 0.9
     swap_space_bytes: int = 0
     """Host memory of a rank for blocks that the device has no room for."""
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
     kv_host_fraction: float = 0.5
     kv_checksum: bool = False

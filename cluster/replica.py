@@ -77,6 +77,7 @@ class Replica:
             ),
             num_blocks=num_blocks,
             num_host_blocks=counts.host,
+            policy=config.scheduling_policy,
             preemption_mode=config.preemption_mode,
             kv_host_fraction=config.kv_host_fraction,
             block_size=config.block_size,

@@ -41,6 +41,7 @@ def request_to_wire(request: EngineRequest) -> pb.Submit:
         block_hashes=b"".join(request.block_hashes),
         hash_root=request.hash_root,
         priority=request.priority,
+        tenant=request.tenant,
         arrival_s=request.arrival_s,
         params=pb.ChoiceParams(
             max_tokens=params.max_tokens,
@@ -93,6 +94,7 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
         block_hashes=split_hashes(submit.block_hashes),
         hash_root=submit.hash_root,
         priority=submit.priority,
+        tenant=submit.tenant,
         arrival_s=submit.arrival_s,
         params=ChoiceParams(
             max_tokens=params.max_tokens,

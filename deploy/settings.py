@@ -108,6 +108,8 @@ class ServeSettings(BaseSettings):
     """Share of a GPU's memory to use."""
     swap_space: float | None = Field(None, ge=0)
     """Host memory of a rank for KV blocks, GiB; None: 4 beside a GPU, none beside a CPU, whose memory is the same."""
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """Who is served first: as they come, by the request's priority, or so that tenants share the tokens."""
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
     """What becomes of a request that must give way: its blocks move to the host, or are computed again."""
     kv_host_fraction: float = Field(0.5, ge=0, le=1)
@@ -280,6 +282,7 @@ class ServeSettings(BaseSettings):
             kv_cache_bytes=self.kv_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             swap_space_bytes=self.swap_space_bytes,
+            scheduling_policy=self.scheduling_policy,
             preemption_mode=self.preemption_mode,
             kv_host_fraction=self.kv_host_fraction,
             kv_checksum=self.kv_checksum,

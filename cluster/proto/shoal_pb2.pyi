@@ -17,7 +17,7 @@ class IngressMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "block_hashes", "hash_root", "params", "priority", "arrival_s")
+    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "block_hashes", "hash_root", "params", "priority", "arrival_s", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Submit(_message.Message):
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -34,7 +35,8 @@ class Submit(_message.Message):
     params: ChoiceParams
     priority: int
     arrival_s: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., hash_root: _Optional[bytes] = ..., params: _Optional[_Union[ChoiceParams, _Mapping]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., hash_root: _Optional[bytes] = ..., params: _Optional[_Union[ChoiceParams, _Mapping]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ChoiceParams(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice_index", "stop_token_ids", "ignore_eos", "num_logprobs", "pooling", "grammar", "thinking_end", "thinking_budget", "allowed_token_ids", "bad_words")

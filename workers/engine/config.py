@@ -35,7 +35,7 @@ class EngineConfig:
     has room for; "auto" does what takes less time."""
     kv_host_fraction: float = 0.5
     """Share of the host tier that preempted requests leave to cached prefixes."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     """Who is served first."""
     vocab_size: int | None = None
     """Token ids at or past it are refused; None: any id is taken."""

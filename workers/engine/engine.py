@@ -102,6 +102,7 @@ class Engine:
         if state is None:
             return False
         self._scheduler.dismiss(state)
+        self._policy.ended(state.request, state.num_output_tokens)
         return True
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -180,6 +181,7 @@ class Engine:
     def _dismiss(self, request: RequestState) -> None:
         del self._requests[request.request_id]
         self._scheduler.dismiss(request)
+        self._policy.ended(request.request, request.num_output_tokens)
 
     def load(self) -> Load:
         """How busy the engine is now."""

@@ -10,8 +10,13 @@ from typing import Protocol
 from workers.engine.config import EngineConfig
 from workers.engine.request import EngineRequest
 
-Turn = tuple[int, int]
+Turn = tuple[float, int]
 """Lower is served first. The last part is the order of arrival, so no two are equal."""
+
+_OUTPUT_PRICE = 4.0
+"""Of an output token beside a prompt token's 1: what providers ask for, and about what a step costs beside prefill."""
+_MOST_TENANTS = 1000
+"""Counts kept before those that no longer matter are dropped."""
 
 
 class Policy(Protocol):
@@ -19,6 +24,10 @@ class Policy(Protocol):
 
     def turn(self, request: EngineRequest, arrival: int) -> Turn:
         """The turn of ``request``, the ``arrival``-th taken up. It holds for the request's whole life."""
+        ...
+
+    def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
+        """The request has ended after as many output tokens, those generated elsewhere included."""
         ...
 
 
@@ -29,6 +38,9 @@ class Fcfs:
         """The order of arrival alone."""
         return (0, arrival)
 
+    def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
+        """Changes nothing."""
+
 
 class Priority:
     """Lowest ``priority`` first; first come, first served among equals."""
@@ -37,8 +49,52 @@ class Priority:
         """The request's own priority, then the order of arrival."""
         return (request.priority, arrival)
 
+    def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
+        """Changes nothing."""
+
+
+class FairShare:
+    """Tenants share the engine by tokens: who has been promised less is served first.
+
+    Each request is tagged with its tenant's count of tokens, which it then raises by its own: prompt and, four times,
+    output. A tenant that was away starts from the least tag of those that are here, so none saves up. What a request
+    did not use of its ``max_tokens`` is given back when it ends. Source: Sheng et al. 2024, "Fairness in serving large
+    language models" (virtual token counters), on the tags of Goyal et al. 1996, "Start-time fair queueing".
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = {}
+        """Of each tenant with a request here, and of a few that have left: tokens promised."""
+        self._tags: dict[str, float] = {}
+        """Of each request that has not ended."""
+        self._least = 0.0
+        """No tenant starts below it."""
+
+    def turn(self, request: EngineRequest, arrival: int) -> Turn:
+        """The tenant's count, then the order of arrival."""
+        self._least = max(self._least, min(self._tags.values(), default=self._least))
+        tag = max(self._counts.get(request.tenant, 0.0), self._least)
+        self._counts[request.tenant] = tag + _price(request, request.params.max_tokens)
+        self._tags[request.request_id] = tag
+        if len(self._counts) > _MOST_TENANTS:
+            self._counts = {tenant: count for tenant, count in self._counts.items() if count > self._least}
+        return (tag, arrival)
+
+    def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
+        """Give back what was promised and not used."""
+        self._tags.pop(request.request_id, None)
+        unused = _price(request, request.params.max_tokens) - _price(request, num_output_tokens)
+        if request.tenant in self._counts:
+            self._counts[request.tenant] -= unused
+        if not self._tags:  # nobody is here: all begin equal
+            self._least = max([self._least, *self._counts.values()])
+
+
+def _price(request: EngineRequest, num_output_tokens: int) -> float:
+    return len(request.prompt_token_ids) + _OUTPUT_PRICE * num_output_tokens
+
 
 def make_policy(config: EngineConfig) -> Policy:
     """The policy that ``config`` names."""
-    policies: dict[str, Policy] = {"fcfs": Fcfs(), "priority": Priority()}
-    return policies[config.policy]
+    policies: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair": FairShare}
+    return policies[config.policy]()

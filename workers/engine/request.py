@@ -101,5 +101,7 @@ class EngineRequest:
     """Start of the hash chain (model, tenant salt, ...); empty means the engine's own root."""
     priority: int = 0
     """Lower is served first under the priority policy."""
+    tenant: str = ""
+    """Who shares with whom under the fair policy."""
     arrival_s: float = 0.0
     """When the edge received it, on the edge's clock; only for reports."""

@@ -95,6 +95,8 @@ class Scheduler:
     ) -> tuple[StepPlan, LaunchedStep] | None:
         """Make the next plan, or None if there is nothing to compute or to copy now and no masks are owed."""
         draft = Draft(self._next_step_id, self._config.max_num_batched_tokens, cost)
+        if self._config.policy == "priority":
+            self._make_way(draft)
         begun = self._schedule_decodes(draft)
         self._schedule_prefills(draft, begun)
         self._enter_loaded(draft, now_s)
@@ -264,6 +266,22 @@ class Scheduler:
             if not corrupt_blocks.isdisjoint(request.block_ids):
                 self._cache.drop_swapped(request)
                 self._unload(request)
+
+    def _make_way(self, draft: Draft) -> None:
+        """Preempt the last in turn for a more important request that waits for its row or blocks; one a step."""
+        if not self._waiting or not self._running or self._cache.is_retiring:
+            return
+        request = self._waiting.first
+        last = next(reversed(self._running))
+        if request.num_in_flight or last.turn[0] <= request.turn[0]:
+            return
+        prefix = self._cache.find_prefix(request)
+        has_room = self._cache.can_adopt(prefix, len(request.token_ids), self._config.num_watermark_blocks)
+        if has_room and len(self._free_rows) > len(self._loading):
+            return
+        victim = choose_victim(reversed(self._running), request, draft.step_id, self._config)
+        if victim is not None and victim.turn[0] > request.turn[0]:
+            self._preempt(victim, draft)
 
     # Waiting requests
 

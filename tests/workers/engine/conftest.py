@@ -75,7 +75,7 @@ class Bench:
         request_id = fields.pop("request_id", f"r{number}")
         outside = {
             key: fields.pop(key)
-            for key in ("output_token_ids", "block_hashes", "hash_root", "priority")
+            for key in ("output_token_ids", "block_hashes", "hash_root", "priority", "tenant")
             if key in fields
         }
         if isinstance(prompt, int):

@@ -71,7 +71,7 @@ configs = st.fixed_dictionaries(
         "num_host_blocks": st.sampled_from([0, 0, 4, 30]),
         "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
         "copy_lag": st.integers(0, 2),
-        "policy": st.sampled_from(["fcfs", "priority"]),
+        "policy": st.sampled_from(["fcfs", "priority", "fair"]),
         "eos_token_ids": st.sampled_from([(), (EOS,), tuple(range(0, 1000, 9))]),
     }
 )
@@ -101,7 +101,7 @@ tight_configs = st.fixed_dictionaries(
         "kv_host_fraction": st.sampled_from([0.0, 0.5]),
         "preemption_mode": st.sampled_from(["auto", "swap", "swap", "recompute"]),
         "copy_lag": st.integers(0, 2),
-        "policy": st.sampled_from(["fcfs", "priority"]),
+        "policy": st.sampled_from(["fcfs", "priority", "fair"]),
     }
 )
 
