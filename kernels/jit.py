@@ -37,17 +37,60 @@ except ImportError:
     tl = SimpleNamespace(constexpr=object)
     gdc_wait = gdc_launch_dependents = None
 
-__all__ = ["gdc_launch_dependents", "gdc_wait", "has_pdl", "next_power_of_2", "pdl_options", "tl", "triton"]
+# Gluon is Triton's lower language, still called experimental: versions that our kernels were compiled with.
+_GLUON_VERSIONS = ("3.6.", "3.7.")
+if getattr(triton, "__version__", "").startswith(_GLUON_VERSIONS):
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia import hopper as gluon_hopper
+
+    # Of the warps that run a function; Triton 3.7 gave it another name.
+    thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+else:
+    gluon = gl = gluon_hopper = thread_barrier = None
+    fence_async_shared = mbarrier = tma = warpgroup_mma = warpgroup_mma_wait = None
+
+__all__ = [
+    "fence_async_shared",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "gl",
+    "gluon",
+    "gluon_hopper",
+    "has_pdl",
+    "is_hopper",
+    "mbarrier",
+    "next_power_of_2",
+    "pdl_options",
+    "thread_barrier",
+    "tl",
+    "tma",
+    "triton",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]
 
 
 @functools.cache
-def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (9, 0)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 def has_pdl(device: torch.device) -> bool:
     """True where a kernel can be started before the one ahead of it has ended."""
-    return device.type == "cuda" and _is_hopper(device.index or 0)
+    return device.type == "cuda" and _capability(device.index or 0) >= (9, 0)
+
+
+def is_hopper(device: torch.device) -> bool:
+    """True on sm_90, whose ``wgmma`` no later architecture has."""
+    return device.type == "cuda" and _capability(device.index or 0) == (9, 0)
 
 
 def pdl_options(is_on: bool) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention_scores import cap_and_mask_ref, soft_capped
 from kernels.jit import has_pdl, tl, triton
+from kernels.prefill_attention_hopper import QueryTiles, can_attend, prefill_attention_hopper
 
 _LOG2_E = 1.4426950408889634
 
@@ -74,6 +75,7 @@ def prefill_attention(
     out: Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    tiles: QueryTiles | None = None,
 ) -> Tensor:
     """Attend from each query token to its row's context up to and including itself.
 
@@ -90,6 +92,8 @@ def prefill_attention(
         out: as ``q``, on CUDA only; tokens of no row are left as they are. None: a new tensor.
         window: a query sees itself and the ``window - 1`` tokens before it, 0 for all.
         soft_cap: bound on the scaled scores, 0 for none; see ``kernels.attention_scores``.
+        tiles: all queries, cut for ``kernels.prefill_attention_hopper``, which is taken where it can be; None:
+            never.
 
     Returns:
         [num_tokens, num_heads, head_dim] in ``q``'s dtype.
@@ -112,6 +116,10 @@ def prefill_attention(
         raise ValueError("q, kv_cache and the rows of block_tables must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
+    if tiles is not None and can_attend(q, kv_cache, window, soft_cap):
+        out = torch.empty_like(q) if out is None else out
+        prefill_attention_hopper(q, kv_cache, layer, block_tables, tiles, scale, out)
+        return out
     if q.device.type == "cuda":
         return _launch(
             q, kv_cache, layer, block_tables, query_starts, context_lens, scale, out, window, soft_cap

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
+from kernels.prefill_attention_hopper import QueryTiles
 from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, rms_norm, rms_norm_ref
 from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
 from kernels.silu_mul import silu_mul, silu_mul_ref
+from workers.model.prefill_work import cut_queries
 
 pytestmark = [
     pytest.mark.gpu,
@@ -173,11 +176,43 @@ def test_prefill_attention(
     scale = head_dim**-0.5
 
     got = prefill_attention(q, cache, 1, tables, starts, lens, scale)
+    cut = cut_queries(np.cumsum([0, *query_lens]), np.array(context_lens))
+    tiles = QueryTiles(
+        torch.tensor(cut, dtype=torch.int32, device="cuda"),
+        torch.tensor([len(cut)], dtype=torch.int32, device="cuda"),
+    )
+    out = torch.full_like(q, float("nan"))
+    by_tiles = prefill_attention(q, cache, 1, tables, starts, lens, scale, out, tiles=tiles)
 
     # On the CPU: torch's own attention on a GPU has larger errors than ours for some masks.
     on_cpu = (x.cpu() for x in (tables, starts, lens))
     want = prefill_attention_ref(q.float().cpu(), cache.nan_to_num().float().cpu(), 1, *on_cpu, scale)
     assert_close(got.cpu(), want, dtype)
+    assert_close(by_tiles.cpu(), want, dtype)
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens"),
+    [([8000], [8000]), ([512] * 40, [512] * 40), ([128, 1, 127, 129] * 20, [9000, 1, 500, 2000] * 20)],
+)
+def test_prefill_attention_of_long_prompts_and_of_many(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    query_lens: list[int],
+    context_lens: list[int],
+) -> None:
+    cache, tables = make_cache(context_lens, 8, 16, 128, torch.bfloat16, "cuda")
+    q = randn(sum(query_lens), 32, 128, dtype=torch.bfloat16)
+    starts = torch.tensor([0, *query_lens], device="cuda").cumsum(0).to(torch.int32)
+    lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+    cut = torch.from_numpy(cut_queries(np.cumsum([0, *query_lens]), np.array(context_lens)))
+    tiles = QueryTiles(cut.to("cuda", torch.int32), torch.tensor([len(cut)]).to("cuda", torch.int32))
+
+    plain = prefill_attention(q, cache, 1, tables, starts, lens, 128**-0.5)
+    for _ in range(5):
+        out = torch.full_like(q, float("nan"))
+        got = prefill_attention(q, cache, 1, tables, starts, lens, 128**-0.5, out, tiles=tiles)
+
+        assert_close(got, plain, torch.bfloat16)
 
 
 def test_attention_beyond_two_to_the_31_elements() -> None:

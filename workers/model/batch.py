@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention
+from kernels.prefill_attention_hopper import QueryTiles
 from workers.engine.plan import NewRow, StepPlan
+from workers.model.prefill_work import TILE_FIELDS, cut_queries
 from workers.model.step_inputs import StepInputs
 
 
@@ -83,21 +85,32 @@ class Batch:
         num_tokens = token_starts[-1]
         counts = np.array(plan.num_tokens)
         base = num_decodes if decode_work is None else 0
+        query_starts = np.array(token_starts[num_decodes:]) - base
+        tiles = np.empty((0, TILE_FIELDS), dtype=np.int64)
+        if decode_work is not None:
+            tiles = cut_queries(query_starts, np.array(context_lens[num_decodes:], dtype=np.int64))
         columns = [
             # First, and so at an aligned address: a kernel has another variant for others.
             np.arange(num_tokens) + np.repeat(np.array(plan.starts) - token_starts[:-1], counts),
             np.repeat(plan.rows, counts),
             np.array(plan.rows),
             np.array(context_lens),
-            np.array(token_starts[num_decodes:]) - base,
+            query_starts,
             np.array(sample_tokens, dtype=np.int64),
+            np.array([len(tiles)]),
+            tiles.reshape(-1),
         ]
         # One copy for all of them.
         packed = self._to_device([np.concatenate(columns)])[0]
-        positions_, rows_of_tokens, rows, lens, query_starts, sample_tokens_ = packed.split(
+        positions_, rows_of_tokens, rows, lens, starts, sample_tokens_, num_tiles, tiles_ = packed.split(
             [len(column) for column in columns]
         )
         lens = lens.to(torch.int32)
+        prefill_tiles = None
+        if len(tiles):
+            prefill_tiles = QueryTiles(
+                tiles_.to(torch.int32).view(-1, TILE_FIELDS), num_tiles.to(torch.int32)
+            )
         blocks = self.block_tables[rows_of_tokens, positions_ // self.block_size].long()
         token_ids = self.token_ids[rows_of_tokens, positions_].long()
         if num_tokens < min_num_tokens:
@@ -113,10 +126,11 @@ class Batch:
             decode_context_lens=lens[:num_decodes],
             max_decode_context_len=max_decode,
             prefill_block_tables=self._tables(rows[num_decodes:], max_prefill),
-            prefill_query_starts=query_starts.to(torch.int32),
+            prefill_query_starts=starts.to(torch.int32),
             prefill_context_lens=lens[num_decodes:],
             sample_tokens=sample_tokens_,
             decode_work=decode_work,
+            prefill_tiles=prefill_tiles,
         )
 
     def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:

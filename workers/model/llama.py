@@ -257,5 +257,6 @@ class LlamaDecoder:
                 out,
                 layer.window,
                 soft_cap,
+                tiles=inputs.prefill_tiles,
             )
         return out

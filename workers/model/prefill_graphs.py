@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention
+from kernels.prefill_attention_hopper import QueryTiles
 from workers.model.batch import Batch
 from workers.model.llama import LlamaDecoder
+from workers.model.prefill_work import TILE_FIELDS, max_num_tiles
 from workers.model.step_inputs import StepInputs
 
 _SIZES = (64, *range(128, 1025, 128), *range(1280, 2049, 256))
@@ -40,6 +42,10 @@ class PrefillGraphs:
         self._tables = torch.zeros(_MAX_PREFILLS, num_blocks, dtype=torch.int32, device=device)
         self._starts = torch.zeros(_MAX_PREFILLS + 1, dtype=torch.int32, device=device)
         self._lens = torch.zeros(_MAX_PREFILLS, dtype=torch.int32, device=device)
+        self._tiles = QueryTiles(
+            torch.zeros(max_num_tiles(longest, _MAX_PREFILLS), TILE_FIELDS, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+        )
         self._sizes: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -81,6 +87,12 @@ class PrefillGraphs:
         self._starts[: num_prefills + 1].copy_(inputs.prefill_query_starts)
         self._starts[num_prefills + 1 :].fill_(num_tokens)
         self._lens[:num_prefills].copy_(inputs.prefill_context_lens)
+        tiles = inputs.prefill_tiles
+        if tiles is None:
+            self._tiles.num_tiles.zero_()
+        else:
+            self._tiles.tiles[: tiles.tiles.shape[0]].copy_(tiles.tiles)
+            self._tiles.num_tiles.copy_(tiles.num_tiles)
         self._graphs[size].replay()
         return self._outputs[size]
 
@@ -99,4 +111,5 @@ class PrefillGraphs:
             prefill_context_lens=self._lens,
             sample_tokens=nothing,
             decode_work=self._decode_work,
+            prefill_tiles=self._tiles,
         )

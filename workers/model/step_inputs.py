@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention
+from kernels.prefill_attention_hopper import QueryTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class StepInputs:
 
     decode_work: DecodeAttention | None = None
     """How the decoding rows' attention is cut, on CUDA; None: by the tables and lengths above."""
+    prefill_tiles: QueryTiles | None = None
+    """The prefill rows' queries in tiles, with ``decode_work``."""
 
     @property
     def num_tokens(self) -> int:
