@@ -244,21 +244,23 @@ def _decode_work_kernel(
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     share = tl.program_id(0) // NUM_KV_HEADS
     head = kv_head * GROUP + group
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    # What the host tells a step was there before the kernel that this one waits for began.
     for index in range(tl.load(shares_ptr + share), tl.load(shares_ptr + share + 1)):
         item = items_ptr + index * 8
         token = tl.load(item).to(tl.int64)
         table = block_tables_ptr + tl.load(item + 1).to(tl.int64) * table_stride
         start = tl.load(item + 2)
-        end = tl.minimum(tl.load(item + 3), tl.load(token_positions_ptr + token) + 1)
+        position = tl.load(token_positions_ptr + token)
+        end = tl.minimum(tl.load(item + 3), position + 1)
         if WINDOW:
-            first_seen = tl.maximum(tl.load(token_positions_ptr + token) + 1 - WINDOW, 0)
+            first_seen = tl.maximum(position + 1 - WINDOW, 0)
             start = tl.maximum(start, first_seen // TILE * TILE)
         slot = tl.load(item + 4)
         num_slots = tl.load(item + 7)
         q_place = (token * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + columns[None, :]
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
         q = tl.load(q_ptr + q_place, mask=inside_q, other=0.0)
         highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PADDED], tl.float32)
@@ -340,3 +342,7 @@ def _decode_work_kernel(
                     mask=in_merged[:, None] & in_head[None, :],
                 )
                 tl.store(counter, 0)
+    if PDL:
+        # A program without pieces waits as well: a kernel's end says that all before it have ended.
+        gdc_wait()
+        gdc_launch_dependents()
