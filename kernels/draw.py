@@ -1,21 +1,24 @@
 """From logits to tokens in two passes without a sort: the common case of sampling, inside a decode step's graph.
 
-The draw is that of ``kernels.sampler``: one uniform number a row by (seed, choice, position), inverted in vocabulary
-order. Pass one sums the weights of stretches of the vocabulary, pass two finds the stretch and the token in it.
+The draw is that of ``kernels.sampler``: stretches of the vocabulary race, then the tokens of the winner. A program of
+the first pass lets sixteen stretches race, the second pass their winners, then the tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
-from kernels.philox import uniforms
-from kernels.sampler import sample
+from kernels.philox import Streams
+from kernels.sampler import STRETCH, STRETCH_RACE, TOKEN_RACE, sample
 
-STRETCH = 4096
-"""Tokens of the vocabulary that a program of the first pass sums."""
+HEATS = 16
+"""Stretches that a program of the first pass sums."""
+_NUMBERS = 4
+"""Of a program of the first pass: highest logit, where it stands, the winning stretch's score and number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class DrawParams:
 def draw_ref(logits: Tensor, params: DrawParams, rows: Tensor, positions: Tensor) -> Tensor:
     """Say in plain torch which tokens ``draw`` must take; [num_rows] int64."""
     rows = rows.long()
-    numbers = uniforms(params.seeds[rows], params.choices[rows].long(), positions.long())
-    return sample(logits.float(), params.temperatures[rows], numbers)
+    streams = Streams(params.seeds[rows], params.choices[rows].long(), positions.long())
+    return sample(logits.float(), params.temperatures[rows], streams)
 
 
 def draw(
@@ -57,25 +60,32 @@ def draw(
         starts: [padded rows] int32: position of the token that the logits follow; the new one's is one more.
         token_ids: [max_num_seqs, max tokens] int32; gets the new token at its position.
         drawn: [padded rows] int32.
-        scratch: [at least ``draw_scratch_len(padded rows, vocab)``] float32.
+        scratch: [at least ``draw_scratch_len(padded rows, vocab)``] float64.
 
     Raises:
-        ValueError: ``scratch`` is too short, or logits are not contiguous.
+        ValueError: ``scratch`` is too short or of another dtype, or logits are not contiguous.
     """
     num_padded, vocab = logits.shape
-    num_stretches = triton.cdiv(vocab, STRETCH)
-    if scratch.numel() < draw_scratch_len(num_padded, vocab) or not logits.is_contiguous():
-        raise ValueError("scratch is too short, or logits are not contiguous")
+    num_parts = triton.cdiv(vocab, STRETCH * HEATS)
+    if scratch.numel() < draw_scratch_len(num_padded, vocab) or scratch.dtype != torch.float64:
+        raise ValueError(f"scratch has {scratch.numel()} numbers of {scratch.dtype}: float64 is needed")
+    if not logits.is_contiguous():
+        raise ValueError("logits are not contiguous")
     pdl = has_pdl(logits.device)
-    _sum_stretches_kernel[(num_padded, num_stretches)](
+    _race_stretches_kernel[(num_padded, num_parts)](
         logits,
         params.temperatures,
+        params.seeds,
+        params.choices,
         num_rows,
         rows,
+        starts,
         scratch,
         vocab,
-        num_stretches,
+        num_parts,
         STRETCH=STRETCH,
+        HEATS=HEATS,
+        RACE=STRETCH_RACE,
         PDL=pdl,
         num_warps=4,
         **pdl_options(pdl),
@@ -93,9 +103,10 @@ def draw(
         drawn,
         token_ids.stride(0),
         vocab,
-        num_stretches,
+        num_parts,
         STRETCH=STRETCH,
-        STRETCHES_PADDED=next_power_of_2(num_stretches),
+        PARTS_PADDED=next_power_of_2(num_parts),
+        RACE=TOKEN_RACE,
         PDL=pdl,
         num_warps=4,
         **pdl_options(pdl),
@@ -103,44 +114,72 @@ def draw(
 
 
 def draw_scratch_len(num_rows: int, vocab: int) -> int:
-    """float32 numbers that ``draw`` needs between its passes."""
-    return 3 * num_rows * -(-vocab // STRETCH)
+    """float64 numbers that ``draw`` needs between its passes."""
+    return _NUMBERS * num_rows * -(-vocab // (STRETCH * HEATS))
 
 
 @triton.jit
-def _sum_stretches_kernel(
+def _log_exponentials(seed, position, choice, lanes, RACE: tl.constexpr):
+    """Logarithms of the numbers that ``kernels.philox.exponentials`` gives to ``lanes``."""
+    zero = lanes * 0
+    word0, word1, word2, word3 = tl.philox(seed, position + zero, choice + zero, lanes // 4, zero + RACE)
+    low = tl.where(lanes % 2 == 0, word0, word1)
+    high = tl.where(lanes % 2 == 0, word2, word3)
+    word = tl.where(lanes % 4 < 2, low, high).to(tl.uint32, bitcast=True)
+    return tl.log(-tl.log(1.0 - (word.to(tl.float64) + 0.5) / 4294967296.0))
+
+
+@triton.jit
+def _race_stretches_kernel(
     logits_ptr,
     temperatures_ptr,
+    seeds_ptr,
+    choices_ptr,
     num_rows_ptr,
     rows_ptr,
+    starts_ptr,
     scratch_ptr,
     vocab,
-    num_stretches,
+    num_parts,
     STRETCH: tl.constexpr,
+    HEATS: tl.constexpr,
+    RACE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Highest logit of a stretch, where it stands, and the sum of weights relative to it."""
+    """Some stretches of one row a program: the highest logit and where it stands, and which stretch wins the race."""
     index = tl.program_id(0)
-    stretch = tl.program_id(1)
+    part = tl.program_id(1)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if index >= tl.load(num_rows_ptr):
         return
-    temperature = tl.load(temperatures_ptr + tl.load(rows_ptr + index))
-    columns = stretch * STRETCH + tl.arange(0, STRETCH)
+    row = tl.load(rows_ptr + index)
+    temperature = tl.load(temperatures_ptr + row)
+    stretches = part * HEATS + tl.arange(0, HEATS)
+    columns = stretches[:, None] * STRETCH + tl.arange(0, STRETCH)[None, :]
     logits = tl.load(
         logits_ptr + index.to(tl.int64) * vocab + columns, mask=columns < vocab, other=float("-inf")
     ).to(tl.float32)
-    highest = tl.max(logits, axis=0)
-    first = tl.min(tl.where(logits == highest, columns, 2147483647), axis=0)
-    inverse = 1.0 / tl.where(temperature > 0, temperature, 1.0)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)
-    total = tl.sum(tl.exp((logits - shift) * inverse), axis=0)
-    place = scratch_ptr + (index * num_stretches + stretch) * 3
-    tl.store(place, highest)
-    tl.store(place + 1, total)
-    tl.store(place + 2, first.to(tl.float32, bitcast=True))
+    highest = tl.max(tl.max(logits, axis=1), axis=0)
+    first = tl.min(tl.min(tl.where(logits == highest, columns, 2147483647), axis=1), axis=0)
+    place = scratch_ptr + (index.to(tl.int64) * num_parts + part) * 4
+    tl.store(place, highest.to(tl.float64))
+    tl.store(place + 1, first.to(tl.float64))
+    if temperature > 0:
+        inverse = 1.0 / temperature
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        sums = tl.sum(tl.exp((logits - shift) * inverse), axis=1).to(tl.float64)
+        position = tl.load(starts_ptr + index) + 1
+        # Logarithms throughout: programs know no common highest logit. The lowest score wins.
+        scores = _log_exponentials(
+            tl.load(seeds_ptr + row), position, tl.load(choices_ptr + row), stretches, RACE
+        )
+        scores -= tl.log(sums) + shift.to(tl.float64) * inverse.to(tl.float64)
+        best = tl.min(scores, axis=0)
+        winner = tl.min(tl.where(scores == best, stretches, 2147483647), axis=0)
+        tl.store(place + 2, best)
+        tl.store(place + 3, winner.to(tl.float64))
 
 
 @triton.jit
@@ -157,12 +196,13 @@ def _draw_kernel(
     drawn_ptr,
     token_stride,
     vocab,
-    num_stretches,
+    num_parts,
     STRETCH: tl.constexpr,
-    STRETCHES_PADDED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    RACE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row a program: the stretch in which the running sum passes the number, then the token."""
+    """One row a program: the best of the winning stretches, then the best of its tokens."""
     index = tl.program_id(0)
     if PDL:
         gdc_wait()
@@ -172,38 +212,28 @@ def _draw_kernel(
     row = tl.load(rows_ptr + index).to(tl.int64)
     position = tl.load(starts_ptr + index) + 1
     temperature = tl.load(temperatures_ptr + row)
-    stretches = tl.arange(0, STRETCHES_PADDED)
-    is_stretch = stretches < num_stretches
-    place = scratch_ptr + (index * num_stretches + stretches) * 3
-    tops = tl.load(place, mask=is_stretch, other=float("-inf"))
-    highest = tl.max(tops, axis=0)
+    parts = tl.arange(0, PARTS_PADDED)
+    is_part = parts < num_parts
+    place = scratch_ptr + (index.to(tl.int64) * num_parts + parts) * 4
     if temperature > 0:
-        inverse = 1.0 / temperature
-        sums = tl.load(place + 1, mask=is_stretch, other=0.0)
-        sums = tl.where(tops == float("-inf"), 0.0, sums * tl.exp((tops - highest) * inverse))
-        running = tl.cumsum(sums.to(tl.float64), axis=0)
-        seed = tl.load(seeds_ptr + row)
-        choice = tl.load(choices_ptr + row)
-        zero = position * 0
-        word0, word1, _, _ = tl.philox(seed, position, choice, zero, zero)
-        high = (word0.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
-        low = (word1.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
-        number = (high * 67108864.0 + low) / 9007199254740992.0
-        target = number * tl.max(running, axis=0)
-        stretch = tl.minimum(tl.sum((running <= target).to(tl.int32), axis=0), num_stretches - 1)
-        before = tl.sum(tl.where(stretches < stretch, sums.to(tl.float64), 0.0), axis=0)
-        columns = stretch * STRETCH + tl.arange(0, STRETCH)
+        inverse = (1.0 / temperature).to(tl.float64)
+        scores = tl.load(place + 2, mask=is_part, other=float("inf"))
+        winners = tl.load(place + 3, mask=is_part, other=2147483647.0)
+        best = tl.min(scores, axis=0)
+        stretch = tl.min(tl.where(scores == best, winners, 2147483647.0), axis=0).to(tl.int32)
+        lanes = tl.arange(0, STRETCH)
+        columns = stretch * STRETCH + lanes
         logits = tl.load(
             logits_ptr + index.to(tl.int64) * vocab + columns, mask=columns < vocab, other=float("-inf")
-        ).to(tl.float32)
-        weights = tl.exp((logits - highest) * inverse)
-        inside = tl.cumsum(weights, axis=0)
-        rest = (target - before).to(tl.float32)
-        token = stretch * STRETCH + tl.sum((inside <= rest).to(tl.int32), axis=0)
-        # Rounding may leave the target at the very end of the stretch: take its last token with any weight.
-        token = tl.minimum(token, tl.max(tl.where(weights > 0, columns, 0), axis=0))
+        ).to(tl.float64)
+        scores = _log_exponentials(
+            tl.load(seeds_ptr + row), position, tl.load(choices_ptr + row), lanes, RACE
+        )
+        scores -= logits * inverse
+        token = tl.min(tl.where(scores == tl.min(scores, axis=0), columns, 2147483647), axis=0)
     else:
-        firsts = tl.load(place + 2, mask=is_stretch, other=0.0).to(tl.int32, bitcast=True)
-        token = tl.min(tl.where(is_stretch & (tops == highest), firsts, 2147483647), axis=0)
+        tops = tl.load(place, mask=is_part, other=float("-inf"))
+        firsts = tl.load(place + 1, mask=is_part, other=2147483647.0)
+        token = tl.min(tl.where(tops == tl.max(tops, axis=0), firsts, 2147483647.0), axis=0).to(tl.int32)
     tl.store(drawn_ptr + index, token)
     tl.store(token_ids_ptr + row * token_stride + position, token)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -26,9 +29,26 @@ def philox_4x32(
     return c0, c1, c2, c3
 
 
-def uniforms(seeds: Tensor, choice_indexes: Tensor, positions: Tensor) -> Tensor:
-    """Return one float64 in [0, 1) for each (seed, choice index, position), all int64 of one shape."""
-    key = (seeds & _MASK, (seeds >> 32) & _MASK)
-    zero = positions * 0
-    words = philox_4x32(key, (positions & _MASK, choice_indexes & _MASK, zero, zero))
-    return ((words[0] >> 5) * 67108864 + (words[1] >> 6)).double() / 9007199254740992.0
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where each row draws from: its numbers depend on these three alone. All [num_rows] int64."""
+
+    seeds: Tensor
+    choice_indexes: Tensor
+    positions: Tensor
+
+
+def exponentials(streams: Streams, race: int, num_lanes: int) -> Tensor:
+    """Return [num_rows, num_lanes] float64, distributed exponentially with mean 1; other races, other numbers."""
+    lanes = torch.arange(-(-num_lanes // 4), device=streams.seeds.device)
+    seeds = streams.seeds[:, None]
+    counter = (
+        (streams.positions & _MASK)[:, None],
+        (streams.choice_indexes & _MASK)[:, None],
+        lanes[None, :],
+        lanes[None, :] * 0 + race,
+    )
+    words = torch.stack(philox_4x32((seeds & _MASK, (seeds >> 32) & _MASK), counter), dim=-1)
+    words = words.view(words.shape[0], -1)[:, :num_lanes]
+    # The logarithm of a number close to 1 is precise: small results, which win races, have all their digits.
+    return -torch.log(1.0 - (words.double() + 0.5) / 4294967296.0)

@@ -1,7 +1,7 @@
 """From logits to token ids: temperature, min-p, top-k, top-p, one draw a row. And log-probabilities.
 
-The draw inverts the distribution in vocabulary order with one uniform number a row, so that it needs no sort
-and the same number gives the same token on every device but where it falls within rounding of a boundary.
+The draw is a race, in two heats, of random numbers that depend on (seed, choice, position) alone: it needs no sort, and
+gives the same token on every device but where two arrive at the same time up to rounding.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_CHUNK = 256
-"""Tokens summed at once when the draw is located."""
+from kernels.philox import Streams, exponentials
+
+STRETCH = 256
+"""Tokens that race together."""
+STRETCH_RACE, TOKEN_RACE = 0, 1
 
 
 def sample(
     logits: Tensor,
     temperatures: Tensor,
-    uniforms: Tensor,
+    streams: Streams,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
@@ -30,7 +33,7 @@ def sample(
     Args:
         logits: [num_rows, vocab] float32; minus infinity is never drawn.
         temperatures: [num_rows] float32; 0 takes the likeliest token.
-        uniforms: [num_rows] float64 in [0, 1).
+        streams: where each row's random numbers come from.
         top_k: [num_rows] int64, 0 is off; None if off for all rows.
         top_p: [num_rows] float32, 1 is off; None if off for all rows.
         min_p: [num_rows] float32, 0 is off; None if off for all rows.
@@ -50,7 +53,7 @@ def sample(
     weights = scaled.exp_()
     if top_p is not None:
         weights = _keep_nucleus(weights, top_p)
-    return torch.where(is_greedy, logits.argmax(-1), _locate(weights, uniforms))
+    return torch.where(is_greedy, logits.argmax(-1), _race(weights, streams))
 
 
 def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,21 +94,22 @@ def _nucleus_floor(descending: Tensor, wanted: Tensor) -> Tensor:
     return descending.gather(1, last).squeeze(1)
 
 
-def _locate(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """First token id at which the running sum of ``weights`` passes ``uniforms`` of the total."""
+def _race(weights: Tensor, streams: Streams) -> Tensor:
+    """Draw one token id a row with probabilities proportional to ``weights``, by two exponential races.
+
+    The least of ``e_i / w_i``, with independent exponential ``e_i``, is at ``i`` with probability ``w_i / sum(w)``
+    (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030). First stretches of the vocabulary race with the sums of their
+    weights, then the tokens of the winner: that takes few random numbers, and whoever wins does so by a margin, so
+    that logits which differ in their last bits hardly ever change a draw. Inverting the distribution with one number
+    would move every later boundary.
+    """
     num_rows, vocab = weights.shape
-    padded = -(-vocab // _CHUNK) * _CHUNK
-    if padded != vocab:
-        weights = torch.nn.functional.pad(weights, (0, padded - vocab))
-    chunks = weights.view(num_rows, -1, _CHUNK)
-    sums = chunks.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = (uniforms * sums[:, -1])[:, None]
-    # The first chunk whose running sum passes the target holds a positive weight, as does the token within.
-    chunk = (sums <= target).sum(-1, keepdim=True).clamp(max=sums.shape[1] - 1)
-    before = torch.where(chunk > 0, sums.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    inside = chunks.gather(1, chunk[:, :, None].expand(-1, 1, _CHUNK)).squeeze(1)
-    running = before + inside.cumsum(-1, dtype=torch.float64)
-    token = (running <= target).sum(-1, keepdim=True)
-    # Rounding may leave the target at the very end of the chunk: take its last token with any weight.
-    last = _CHUNK - 1 - (inside > 0).flip(-1).to(torch.int8).argmax(-1, keepdim=True)
-    return (chunk * _CHUNK + torch.minimum(token, last)).squeeze(1)
+    num_stretches = -(-vocab // STRETCH)
+    if num_stretches * STRETCH != vocab:
+        weights = torch.nn.functional.pad(weights, (0, num_stretches * STRETCH - vocab))
+    stretches = weights.view(num_rows, num_stretches, STRETCH)
+    sums = stretches.sum(-1, dtype=torch.float64)
+    stretch = (exponentials(streams, STRETCH_RACE, num_stretches) / sums).argmin(-1)
+    inside = stretches[torch.arange(num_rows, device=weights.device), stretch].double()
+    token = (exponentials(streams, TOKEN_RACE, STRETCH) / inside).argmin(-1)
+    return stretch * STRETCH + token

@@ -150,7 +150,7 @@ def _small_kernels(config: ModelConfig, ceilings: Ceilings, num_rows: int) -> It
     params = DrawParams(torch.ones(num_rows, device="cuda"), positions, rows)
     count = torch.tensor([num_rows], dtype=torch.int32, device="cuda")
     token_ids = torch.zeros(num_rows, 512, dtype=torch.int32, device="cuda")
-    scratch = torch.zeros(draw_scratch_len(num_rows, config.vocab_size), device="cuda")
+    scratch = torch.zeros(draw_scratch_len(num_rows, config.vocab_size), dtype=torch.float64, device="cuda")
     us = _time([lambda: draw(logits, params, count, rows, rows, token_ids, rows.clone(), scratch)] * 5)
     yield _result("draw", size, us, logits.numel() * 2 * to_us)
 

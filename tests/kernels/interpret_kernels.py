@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from paged_cache import make_cache
 
-from kernels import block_copy, draw, gemv, rms_norm, rope_kv_write, silu_mul
+from kernels import block_copy, draw, few_rows, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
 from kernels import paged_decode_attention as decode
@@ -37,7 +37,7 @@ def check_draws() -> None:
         torch.tensor([0, 1, 0, 0, 2, 1], dtype=torch.int32),
     )
     token_ids, drawn = torch.zeros(6, 12, dtype=torch.int32), torch.full((5,), -1, dtype=torch.int32)
-    scratch = torch.empty(draw.draw_scratch_len(5, 9000))
+    scratch = torch.empty(draw.draw_scratch_len(5, 9000), dtype=torch.float64)
     draw.draw(logits, params, torch.tensor([4], dtype=torch.int32), rows, starts, token_ids, drawn, scratch)
     want = draw.draw_ref(logits, params, rows, starts + 1)
     assert drawn.tolist() == [*want[:4].tolist(), -1]
@@ -89,6 +89,7 @@ def cases() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         yield from decode_cases(dtype)
         yield from prefill_cases(dtype)
         yield from gemv_cases(dtype)
+        yield from few_rows_cases(dtype)
         yield from work_cases(dtype)
         x = torch.randn(3, 2 * 123, dtype=dtype)
         yield f"silu_mul {dtype}", silu_mul._launch(x), silu_mul.silu_mul_ref(x)
@@ -110,6 +111,24 @@ def gemv_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Te
         gemv.linear_add(x, half, sum_got)
         gemv.linear_add_ref(x, half, sum_want)
         yield f"linear_add {name}", sum_got, sum_want
+
+
+def few_rows_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Products of a few rows in parts, and the norm that sums them."""
+    tiles = few_rows.FewRowsTiles(32, 32, 2, 4, 1)
+    x, weight = torch.randn(5, 128, dtype=dtype), torch.randn(64, 128, dtype=dtype) * 0.1
+    parts = few_rows.linear_parts(x, weight, tiles)
+    yield f"linear_parts {dtype}", parts, few_rows.linear_parts_ref(x, weight, 2)
+    whole = few_rows.FewRowsTiles(32, 32, 1, 4, 1)
+    got = few_rows.few_rows_linear(x, weight, None, whole)
+    yield f"few_rows_linear {dtype}", got, few_rows.few_rows_linear_ref(x, weight)
+    got = few_rows.few_rows_gate_up(x, weight, whole)
+    yield f"few_rows_gate_up {dtype}", got, few_rows.few_rows_gate_up_ref(x, weight)
+    residual, norm = torch.randn(5, 64, dtype=dtype), torch.randn(64, dtype=dtype)
+    sum_want = residual.clone()
+    got = few_rows.add_rms_norm_of_parts(parts, residual, norm, 1e-5)
+    yield f"norm of parts {dtype}", got, few_rows.add_rms_norm_of_parts_ref(parts, sum_want, norm, 1e-5)
+    yield f"residual of parts {dtype}", residual, sum_want
 
 
 def work_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -19,14 +19,17 @@ from kernels import (  # noqa: E402
     block_copy,
     decode_attention_work,
     draw,
+    few_rows,
     gemv,
     paged_decode_attention,
     prefill_attention,
+    prefill_attention_hopper,
     rms_norm,
     rope_kv_write,
     shared_prefix_attention,
     silu_mul,
 )
+from kernels.jit import gl  # noqa: E402
 
 ARCHITECTURES = (80, 90)
 PLAIN = {"WINDOW": 0, "SOFT_CAP": 0.0}
@@ -102,6 +105,46 @@ def test_prefill_attention_keeps_its_registers(
     assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
     if architecture == 90:
         assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype"), [(128, 16, "bf16"), (128, 64, "bf16"), (64, 32, "fp16")]
+)
+def test_prefill_attention_of_hopper_keeps_its_registers(
+    head_dim: int, block_size: int, dtype: str, tmp_path: Path
+) -> None:
+    gluon_runtime = pytest.importorskip("triton.experimental.gluon._runtime")
+    kernel, layout = prefill_attention_hopper._prefill_kernel, gl.NVMMASharedLayout(128, 16, rank=2)
+    constants = {
+        "NUM_HEADS": 32,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "TILE": prefill_attention_hopper._TILE,
+        "STAGES": prefill_attention_hopper._STAGES,
+        "REGISTERS": prefill_attention_hopper._REGISTERS,
+        "num_warps": 4,
+    }
+    types = dict.fromkeys(("block_tables_ptr", "tiles_ptr", "num_tiles_ptr"), "*i32") | {
+        "q_desc": f"tensordesc<{dtype}[64, {head_dim}],{layout!r}>",
+        "blocks_desc": f"tensordesc<{dtype}[{block_size}, 64],{layout!r}>",
+        "out_ptr": f"*{dtype}",
+        "scale_log2": "fp32",
+    }
+    names = kernel.arg_names
+    source = gluon_runtime.GluonASTSource(
+        fn=kernel,
+        signature={name: "constexpr" if name in constants else types.get(name, "i32") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index("out_ptr"),): [["tt.divisibility", 16]]},
+    )
+
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[90]
+    assert "wgmma" in compiled.asm["ptx"]
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -315,29 +358,59 @@ def test_gemv_keeps_its_registers(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("num_rows", [16, 32, 64])
+@pytest.mark.parametrize("kind", ["parts", "whole", "gated"])
+def test_products_of_few_rows_keep_their_registers(
+    architecture: int, num_rows: int, kind: str, tmp_path: Path
+) -> None:
+    tiles = few_rows.parts_tiles(4096, 14336, num_rows) if kind == "parts" else few_rows.whole_tiles(num_rows)
+
+    compiled = compile_kernel(
+        few_rows._few_rows_kernel,
+        architecture,
+        {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": "*fp32" if kind == "parts" else "*bf16"},
+        {
+            "NUM_OUT": 4096,
+            "WIDTH": 14336,
+            "ROWS": num_rows,
+            "WEIGHT_ROWS": tiles.weight_rows // (2 if kind == "gated" else 1),
+            "COLUMNS": tiles.columns,
+            "PARTS": tiles.parts,
+            "IS_GATED": kind == "gated",
+            "PDL": architecture == 90,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None:
     pointers = dict.fromkeys(("num_rows_ptr", "rows_ptr", "starts_ptr", "token_ids_ptr", "drawn_ptr"), "*i32")
     types = pointers | {
         "logits_ptr": "*bf16",
         "temperatures_ptr": "*fp32",
-        "scratch_ptr": "*fp32",
+        "scratch_ptr": "*fp64",
         "seeds_ptr": "*i64",
         "choices_ptr": "*i32",
     }
     is_hopper = architecture == 90
 
     sums = compile_kernel(
-        draw._sum_stretches_kernel,
+        draw._race_stretches_kernel,
         architecture,
         types,
-        {"STRETCH": draw.STRETCH, "PDL": is_hopper},
+        {"STRETCH": draw.STRETCH, "HEATS": draw.HEATS, "RACE": 0, "PDL": is_hopper},
         num_warps=4,
     )
     drawn = compile_kernel(
         draw._draw_kernel,
         architecture,
         types,
-        {"STRETCH": draw.STRETCH, "STRETCHES_PADDED": 32, "PDL": is_hopper},
+        {"STRETCH": draw.STRETCH, "PARTS_PADDED": 32, "RACE": 1, "PDL": is_hopper},
         num_warps=4,
     )
 

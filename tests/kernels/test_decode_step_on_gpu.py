@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import gemv
+from kernels import few_rows, gemv
 from kernels.decode_attention_work import (
     DecodeAttention,
     DecodeWork,
@@ -63,6 +63,26 @@ def test_gemv(dtype: torch.dtype, width: int, num_out: int) -> None:
         assert_close(got, gemv.norm_linear_ref(x, one, weight, bias, 1e-5), dtype)
     gated = gemv.norm_gate_up(x, norm, twice, 1e-5)
     assert_close(gated, gemv.norm_gate_up_ref(x, norm, twice, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [2, 8, 16, 23, 32, 48, 64])
+def test_products_of_few_rows(dtype: torch.dtype, num_rows: int) -> None:
+    for width, num_out in ((4096, 1024), (14336, 256), (1024, 3072)):
+        x, weight = randn(num_rows, width, dtype=dtype), randn(num_out, width, dtype=dtype) * 0.05
+        assert few_rows.fits(weight, num_rows)
+        residual, norm = randn(num_rows, num_out, dtype=dtype), randn(num_out, dtype=dtype)
+        want_residual = residual.clone()
+
+        parts = few_rows.linear_parts(x, weight)
+        hidden = few_rows.add_rms_norm_of_parts(parts, residual, norm, 1e-5)
+
+        want_parts = few_rows.linear_parts_ref(x, weight, parts.shape[0])
+        assert_close(parts, want_parts, dtype)
+        assert_close(hidden, few_rows.add_rms_norm_of_parts_ref(want_parts, want_residual, norm, 1e-5), dtype)
+        assert_close(residual, want_residual, dtype)
+        assert_close(few_rows.few_rows_linear(x, weight), few_rows.few_rows_linear_ref(x, weight), dtype)
+        assert_close(few_rows.few_rows_gate_up(x, weight), few_rows.few_rows_gate_up_ref(x, weight), dtype)
 
 
 @dtypes
@@ -194,13 +214,13 @@ def test_draws_are_those_of_the_reference(dtype: torch.dtype, vocab: int) -> Non
     token_ids = torch.full((80, 40), -1, device="cuda", dtype=torch.int32)
     drawn = torch.full((padded,), -1, device="cuda", dtype=torch.int32)
     count = torch.tensor([num_rows], device="cuda", dtype=torch.int32)
-    scratch = torch.empty(draw_scratch_len(padded, vocab), device="cuda")
+    scratch = torch.empty(draw_scratch_len(padded, vocab), dtype=torch.float64, device="cuda")
 
     draw(logits, params, count, rows, starts, token_ids, drawn, scratch)
 
     want = draw_ref(logits[:num_rows], params, rows[:num_rows], starts[:num_rows] + 1)
-    # A number within rounding of a boundary may fall on its other side.
-    assert (drawn[:num_rows] == want).sum() >= num_rows - 2
+    # Two that arrive at the same time but for rounding may change places.
+    assert (drawn[:num_rows] == want).sum() >= num_rows - 1
     assert (drawn[num_rows:] == -1).all()
     stored = token_ids[rows[:num_rows].long(), starts[:num_rows].long() + 1]
     assert torch.equal(stored, drawn[:num_rows])

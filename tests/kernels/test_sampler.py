@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.penalties import apply_penalties
-from kernels.philox import philox_4x32, uniforms
+from kernels.philox import Streams, exponentials, philox_4x32
 from kernels.sampler import log_probabilities, sample
 
 NUM_DRAWS = 20_000
@@ -19,13 +19,13 @@ def draw(
     logits: Tensor, num_draws: int, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
     """Draw from one row of logits many times, at positions 0, 1, ..."""
-    numbers = uniforms(
+    streams = Streams(
         torch.full((num_draws,), 7), torch.zeros(num_draws, dtype=torch.int64), torch.arange(num_draws)
     )
     return sample(
         logits.expand(num_draws, -1),
         torch.full((num_draws,), temperature),
-        numbers,
+        streams,
         torch.full((num_draws,), top_k),
         torch.full((num_draws,), top_p),
         torch.full((num_draws,), min_p),
@@ -68,14 +68,35 @@ def test_philox_gives_the_published_numbers() -> None:
         assert tuple(int(word) for word in philox_4x32(words(*key), words(*counter))) == want
 
 
-def test_uniform_numbers_fill_the_interval_evenly() -> None:
-    count = 100_000
-    numbers = uniforms(torch.full((count,), -3), torch.full((count,), 2), torch.arange(count))
+def streams_of(num_rows: int) -> Streams:
+    return Streams(
+        torch.full((num_rows,), -3), torch.full((num_rows,), 2, dtype=torch.int64), torch.arange(num_rows)
+    )
 
-    assert numbers.min() >= 0.0
-    assert numbers.max() < 1.0
-    assert numbers.mean() == pytest.approx(0.5, abs=4 * math.sqrt(1 / 12 / count))
-    assert len(numbers.unique()) == count
+
+def test_waiting_times_are_exponential_and_independent() -> None:
+    times = exponentials(streams_of(1000), race=0, num_lanes=101)
+    others = exponentials(streams_of(1000), race=1, num_lanes=101)
+
+    assert times.shape == (1000, 101)
+    assert times.min() > 0.0
+    shares = 1.0 - (-times.flatten()).exp()
+    counts = shares.mul(100).long().bincount(minlength=100).double()
+    assert float(((counts - 1010).square() / 1010).sum()) < 190  # chi-square of 99, beyond five deviations
+    assert len(times.unique()) > 100_990
+    for first, second in ((times[:, 0], times[:, 1]), (times[:-1, 0], times[1:, 0]), (times[0], others[0])):
+        assert abs(float(torch.corrcoef(torch.stack((first, second)))[0, 1])) < 0.35
+
+
+def test_logits_that_differ_in_their_last_bits_give_the_same_draws() -> None:
+    num_rows = 3000
+    logits = torch.randn(num_rows, 1000, generator=torch.Generator().manual_seed(5)) * 3
+    others = logits * (1 + 2e-7 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(6)))
+    assert (others != logits).any()
+
+    first, second = (sample(x, torch.ones(num_rows), streams_of(num_rows)) for x in (logits, others))
+
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 2.0])
@@ -125,14 +146,14 @@ def test_a_sample_does_not_depend_on_its_neighbours() -> None:
     temperatures = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0, 1.0])
     top_k, top_p = torch.tensor([0, 5, 3, 0, 40, 0]), torch.tensor([0.9, 1.0, 1.0, 0.5, 0.9, 1.0])
     together = sample(
-        logits, temperatures, uniforms(seeds, choices, positions), top_k, top_p, None, max_top_k=40
+        logits, temperatures, Streams(seeds, choices, positions), top_k, top_p, None, max_top_k=40
     )
 
     for row in range(6):
         one = slice(row, row + 1)
-        numbers = uniforms(seeds[one], choices[one], positions[one])
+        streams = Streams(seeds[one], choices[one], positions[one])
         alone = sample(
-            logits[one], temperatures[one], numbers, top_k[one], top_p[one], None, max_top_k=int(top_k[row])
+            logits[one], temperatures[one], streams, top_k[one], top_p[one], None, max_top_k=int(top_k[row])
         )
         assert alone == together[row]
 
@@ -142,7 +163,7 @@ def test_zero_temperature_takes_the_likeliest_and_minus_infinity_is_never_drawn(
     logits[:, 650] = -3.0
     logits[1, 3] = -2.0
 
-    drawn = sample(logits, torch.tensor([1.0, 0.0]), torch.tensor([0.999999, 0.5], dtype=torch.float64))
+    drawn = sample(logits, torch.tensor([1.0, 0.0]), streams_of(2))
 
     assert drawn.tolist() == [650, 3]
 
@@ -150,18 +171,9 @@ def test_zero_temperature_takes_the_likeliest_and_minus_infinity_is_never_drawn(
 def test_a_tiny_temperature_takes_the_likeliest() -> None:
     logits = torch.tensor([[50.0, 51.0, -9.0]])
 
-    drawn = sample(logits, torch.tensor([1e-38]), torch.tensor([0.999], dtype=torch.float64))
+    drawn = sample(logits, torch.tensor([1e-38]), streams_of(1))
 
     assert drawn.tolist() == [1]
-
-
-def test_uniforms_at_the_ends_of_the_interval_stay_inside_the_distribution() -> None:
-    logits = torch.full((2, 600), float("-inf"))
-    logits[:, 10:500] = 0.0
-
-    drawn = sample(logits, torch.ones(2), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
-
-    assert drawn.tolist() == [10, 499]
 
 
 def test_penalties_follow_their_definitions() -> None:

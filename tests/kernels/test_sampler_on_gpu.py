@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.penalties import apply_penalties
-from kernels.philox import uniforms
+from kernels.philox import Streams, exponentials
 from kernels.sampler import sample
 
 pytestmark = [
@@ -22,14 +22,15 @@ def test_samples_are_those_of_the_cpu() -> None:
     counters = [rows - 9, rows % 3, rows * 7]
     filters = [rows % 50, torch.linspace(0.3, 1.0, num_rows), torch.linspace(0.0, 0.1, num_rows)]
     temperatures = torch.linspace(0.0, 2.0, num_rows)
-    numbers = uniforms(*counters)
+    streams, on_gpu = Streams(*counters), Streams(*(x.cuda() for x in counters))
 
-    on_gpu = uniforms(*(x.cuda() for x in counters))
     got = sample(logits.cuda(), temperatures.cuda(), on_gpu, *(x.cuda() for x in filters), max_top_k=49)
 
-    assert torch.equal(on_gpu.cpu(), numbers)
-    want = sample(logits, temperatures, numbers, *filters, max_top_k=49)
-    # A number within rounding of a boundary may fall on its other side.
+    torch.testing.assert_close(
+        exponentials(on_gpu, 1, 250).cpu(), exponentials(streams, 1, 250), rtol=1e-12, atol=0.0
+    )
+    want = sample(logits, temperatures, streams, *filters, max_top_k=49)
+    # A weight within rounding of a filter's bound may fall on its other side.
     assert (got.cpu() == want).sum() >= num_rows - 1
 
 

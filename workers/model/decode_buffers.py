@@ -95,7 +95,7 @@ class DecodeBuffers:
         self.hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.int32, device=device)
         self.logits = torch.zeros(rows, vocab_size, dtype=dtype, device=device)
-        self.scratch = torch.zeros(draw_scratch_len(rows, vocab_size), device=device)
+        self.scratch = torch.zeros(draw_scratch_len(rows, vocab_size), dtype=torch.float64, device=device)
 
     def attention(self, is_shared: bool) -> DecodeAttention:
         """The attention of a step with or without shared prefixes, as the device will be told of it."""

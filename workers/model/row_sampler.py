@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.penalties import apply_penalties
-from kernels.philox import uniforms
+from kernels.philox import Streams
 from kernels.sampler import log_probabilities, sample
 from workers.engine.plan import NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
@@ -88,7 +88,7 @@ class RowSampler:
             token_ids = sample(
                 adjusted,
                 self._floats([p.temperature for p in params]),
-                self._uniforms(rows),
+                self._streams(rows),
                 self._integers([p.top_k for p in params]) if any(p.top_k > 0 for p in params) else None,
                 self._floats([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,
                 self._floats([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
@@ -194,11 +194,11 @@ class RowSampler:
         eos = () if params.ignore_eos else self._eos_token_ids
         return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
 
-    def _uniforms(self, rows: list[SampledRow]) -> Tensor:
+    def _streams(self, rows: list[SampledRow]) -> Streams:
         # Seeds are taken modulo 2^64, as two's complement.
         seeds = [((row.params.seed + 2**63) % 2**64) - 2**63 for row in rows]
         choices = [row.params.choice_index for row in rows]
-        return uniforms(
+        return Streams(
             self._integers(seeds), self._integers(choices), self._integers([row.position for row in rows])
         )
 
