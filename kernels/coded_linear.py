@@ -8,31 +8,16 @@ weight instead, followed by the library's product: from some hundred tokens on a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from kernels.codes import PackedCodes, dequantize_ref, unpack_codes
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
+from kernels.splits import ProductTiles, add_splits
 
 DENSE_TOKENS = 192
 """From so many tokens on the weight is unpacked as a whole."""
 _UNPACK_BYTES = 4096
-_SUM_BLOCK = 512
-
-
-@dataclass(frozen=True, slots=True)
-class CodedTiles:
-    """How a product is cut: weight rows and tokens a program, parts of the inner axis, and what Triton is told."""
-
-    rows: int
-    tokens: int
-    splits: int
-    unroll: int
-    """Steps of the inner axis (one group, or two of 4 bits) an iteration."""
-    num_warps: int
-    num_stages: int
 
 
 def coded_linear_ref(x: Tensor, packed: PackedCodes, bias: Tensor | None = None) -> Tensor:
@@ -46,7 +31,7 @@ def coded_linear(
     packed: PackedCodes,
     bias: Tensor | None = None,
     out: Tensor | None = None,
-    tiles: CodedTiles | None = None,
+    tiles: ProductTiles | None = None,
 ) -> Tensor:
     """Return ``x W^T + b`` for a weight of codes.
 
@@ -77,7 +62,7 @@ def coded_linear(
     return _launch(x, packed, bias, out, tiles)
 
 
-def coded_tiles(num_tokens: int, num_out: int, width: int, group: int) -> CodedTiles:
+def coded_tiles(num_tokens: int, num_out: int, width: int, group: int) -> ProductTiles:
     """Choose tiles for a product on the device at hand."""
     tokens = min(max(next_power_of_2(num_tokens), 16), 64)
     rows = 32 if tokens <= 32 else 64
@@ -86,7 +71,7 @@ def coded_tiles(num_tokens: int, num_out: int, width: int, group: int) -> CodedT
     splits = 1
     while splits < 8 and num_programs * splits < 256 and steps >= 4 * splits:
         splits *= 2
-    return CodedTiles(rows, tokens, splits, unroll=max(64 // group, 1), num_warps=4, num_stages=4)
+    return ProductTiles(rows, tokens, splits, step=max(64 // group, 1), num_warps=4, num_stages=4)
 
 
 def unpack(packed: PackedCodes, dtype: torch.dtype) -> Tensor:
@@ -121,7 +106,7 @@ def _launch(
     packed: PackedCodes,
     bias: Tensor | None,
     out: Tensor | None,
-    tiles: CodedTiles | None,
+    tiles: ProductTiles | None,
 ) -> Tensor:
     num_tokens = x.shape[0]
     out = x.new_empty(num_tokens, packed.num_out) if out is None else out
@@ -129,9 +114,7 @@ def _launch(
         return out
     tiles = tiles or coded_tiles(num_tokens, packed.num_out, packed.width, packed.group)
     num_steps = packed.codes.shape[1] // packed.group
-    per_split = -(-num_steps // tiles.splits)
-    per_split = -(-per_split // tiles.unroll) * tiles.unroll
-    splits = -(-num_steps // per_split)
+    per_split, splits = tiles.cut(num_steps)
     token_tiles = triton.cdiv(num_tokens, tiles.tokens)
     partial = x.new_empty(splits, num_tokens, packed.num_out, dtype=torch.float32) if splits > 1 else out
     pdl = has_pdl(x.device)
@@ -151,33 +134,13 @@ def _launch(
         IS_SPLIT=splits > 1,
         ROWS=tiles.rows,
         TOKENS=tiles.tokens,
-        UNROLL=tiles.unroll,
+        UNROLL=tiles.step,
         PDL=pdl,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **pdl_options(pdl),
     )
     return out if splits == 1 else add_splits(partial, bias, out)
-
-
-def add_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """Sum ``partial`` [splits, num_tokens, out] and ``bias`` into ``out``, on CUDA."""
-    splits, num_tokens, num_out = partial.shape
-    pdl = has_pdl(out.device)
-    _add_splits_kernel[(num_tokens, triton.cdiv(num_out, _SUM_BLOCK))](
-        partial,
-        bias if bias is not None else out,
-        out,
-        num_tokens,
-        NUM_OUT=num_out,
-        SPLITS=splits,
-        HAS_BIAS=bias is not None,
-        BLOCK=_SUM_BLOCK,
-        PDL=pdl,
-        num_warps=4,
-        **pdl_options(pdl),
-    )
-    return out
 
 
 def _pointers(packed: PackedCodes, stand_in: Tensor) -> list[Tensor]:
@@ -413,37 +376,6 @@ def _coded_linear_kernel(
         acc.to(out_ptr.dtype.element_ty),
         mask=is_row[:, None] & is_token[None, :],
     )
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _add_splits_kernel(
-    partial_ptr,
-    bias_ptr,
-    out_ptr,
-    num_tokens,
-    NUM_OUT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Sum the parts of the inner axis, always in the same order."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < NUM_OUT
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    total = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(
-            partial_ptr + (split * tl.cast(num_tokens, tl.int64) + token) * NUM_OUT + columns,
-            mask=inside,
-            other=0.0,
-        )
-    tl.store(out_ptr + token * NUM_OUT + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

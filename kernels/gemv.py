@@ -23,16 +23,11 @@ from kernels.rms_norm import rms_norm_ref
 
 
 def norm_linear_ref(
-    x: Tensor,
-    norm: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    scales: Tensor | None = None,
+    x: Tensor, norm: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Say in plain torch what ``norm_linear`` must return."""
     normed = x.float() if norm is None else rms_norm_ref(x.float(), norm, eps)
-    out = normed @ _scaled(weight, scales).T
+    out = normed @ weight.float().T
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
@@ -43,7 +38,6 @@ def norm_linear(
     bias: Tensor | None = None,
     eps: float = 1e-6,
     out: Tensor | None = None,
-    scales: Tensor | None = None,
 ) -> Tensor:
     """Return ``rms_norm(x) W^T + b``, without rounding between norm and product.
 
@@ -54,24 +48,23 @@ def norm_linear(
         bias: [out] or None.
         eps: of the norm.
         out: [1, out], contiguous; None: a new tensor.
-        scales: [out] float32, of a weight of 8-bit numbers; None: 1.
 
     Raises:
         ValueError: shapes do not fit together.
     """
     _check(x, norm, weight)
     out = x.new_empty(1, weight.shape[0]) if out is None else out
-    _launch(x, norm, weight, bias, None, out, eps, scales)
+    _launch(x, norm, weight, bias, None, out, eps)
     return out
 
 
-def linear_add_ref(x: Tensor, weight: Tensor, residual: Tensor, scales: Tensor | None = None) -> None:
+def linear_add_ref(x: Tensor, weight: Tensor, residual: Tensor) -> None:
     """Say in plain torch what ``linear_add`` must do."""
-    residual.copy_(residual.float() + x.float() @ _scaled(weight, scales).T)
+    residual.copy_(residual.float() + x.float() @ weight.float().T)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, scales: Tensor | None = None) -> None:
-    """Add ``x W^T`` to ``residual`` [1, out] in place; ``scales`` as in ``norm_linear``.
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> None:
+    """Add ``x W^T`` to ``residual`` [1, out] in place.
 
     Raises:
         ValueError: shapes do not fit together.
@@ -81,36 +74,28 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor, scales: Tensor | Non
         raise ValueError(
             f"residual {tuple(residual.shape)} does not take x {tuple(x.shape)} times the weight"
         )
-    _launch(x, None, weight, None, residual, residual, 0.0, scales)
+    _launch(x, None, weight, None, residual, residual, 0.0)
 
 
-def norm_gate_up_ref(
-    x: Tensor, norm: Tensor | None, weight: Tensor, eps: float, scales: Tensor | None = None
-) -> Tensor:
+def norm_gate_up_ref(x: Tensor, norm: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Say in plain torch what ``norm_gate_up`` must return."""
     normed = x.float() if norm is None else rms_norm_ref(x.float(), norm, eps)
-    gate, up = (normed @ _scaled(weight, scales).T).chunk(2, dim=-1)
+    gate, up = (normed @ weight.float().T).chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up).to(x.dtype)
 
 
-def norm_gate_up(
-    x: Tensor, norm: Tensor | None, weight: Tensor, eps: float = 1e-6, scales: Tensor | None = None
-) -> Tensor:
+def norm_gate_up(x: Tensor, norm: Tensor | None, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Return ``silu(gate) * up`` of the normalised ``x``; ``weight`` [2 * intermediate, in] holds gate first.
 
-    ``norm`` None takes ``x`` as it is; ``scales`` as in ``norm_linear``.
+    ``norm`` None takes ``x`` as it is.
 
     Raises:
         ValueError: shapes do not fit together.
     """
     _check(x, norm, weight)
     out = x.new_empty(1, weight.shape[0] // 2)
-    _launch(x, norm, weight, None, None, out, eps, scales, is_gated=True)
+    _launch(x, norm, weight, None, None, out, eps, is_gated=True)
     return out
-
-
-def _scaled(weight: Tensor, scales: Tensor | None) -> Tensor:
-    return weight.float() if scales is None else weight.float() * scales[:, None]
 
 
 def _check(x: Tensor, norm: Tensor | None, weight: Tensor) -> None:
@@ -130,7 +115,6 @@ def _launch(
     residual: Tensor | None,
     out: Tensor,
     eps: float,
-    scales: Tensor | None,
     is_gated: bool = False,
 ) -> None:
     width, num_out = x.shape[1], out.shape[1]
@@ -142,7 +126,6 @@ def _launch(
         weight,
         bias if bias is not None else x,
         residual if residual is not None else x,
-        scales if scales is not None else x,
         out,
         eps,
         NUM_OUT=num_out,
@@ -152,7 +135,6 @@ def _launch(
         HAS_NORM=norm is not None,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
-        HAS_SCALES=scales is not None,
         IS_GATED=is_gated,
         IS_EVEN=width % step == 0 and num_out % rows == 0,
         PDL=pdl,
@@ -183,7 +165,6 @@ def _gemv_kernel(
     weight_ptr,
     bias_ptr,
     residual_ptr,
-    scales_ptr,
     out_ptr,
     eps,
     NUM_OUT: tl.constexpr,
@@ -193,7 +174,6 @@ def _gemv_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_EVEN: tl.constexpr,
     PDL: tl.constexpr,
@@ -226,15 +206,11 @@ def _gemv_kernel(
         if IS_GATED:
             acc_up += up.to(tl.float32) * x[None, :]
     out = tl.sum(acc, axis=1)
-    if HAS_SCALES:
-        out *= tl.load(scales_ptr + rows, mask=is_row, other=0.0)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + eps)
         out *= scale
     if IS_GATED:
         up_out = tl.sum(acc_up, axis=1)
-        if HAS_SCALES:
-            up_out *= tl.load(scales_ptr + NUM_OUT + rows, mask=is_row, other=0.0)
         if HAS_NORM:
             up_out *= scale
         out = out * tl.sigmoid(out) * up_out

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.coded_linear import add_splits
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
-from kernels.scaled_rows import FLOAT8, ScaledRows, quantize_rows_ref
+from kernels.scaled_rows import FLOAT8, ScaledRows
+from kernels.splits import ProductTiles, add_splits
 
-__all__ = ["FLOAT8", "quantize_rows_ref", "scaled_linear", "scaled_linear_ref"]
-
+LIBRARY_TOKENS = 64
+"""Up to so many tokens the kernel of this file is faster: the library's scales rows and columns at half its speed."""
 _LIBRARY_MULTIPLE = 16
 """Columns of either side that ``torch._scaled_mm`` takes."""
 
@@ -52,7 +52,8 @@ def scaled_linear(
     if values.device.type != "cuda":
         return scaled_linear_ref(x, weight, scales, bias, dtype)
     is_library = (
-        weight.dtype == FLOAT8
+        values.shape[0] > LIBRARY_TOKENS
+        and weight.dtype == FLOAT8
         and dtype == torch.bfloat16
         and all(size % _LIBRARY_MULTIPLE == 0 for size in weight.shape)
     )
@@ -69,14 +70,15 @@ def scaled_linear(
     return _launch(x, weight, scales, bias, dtype)
 
 
-def scaled_tiles(num_tokens: int, num_out: int, width: int) -> tuple[int, int, int, int, int, int]:
-    """Return weight rows, tokens and columns a step, parts of the inner axis, warps, stages."""
+def scaled_tiles(num_tokens: int, num_out: int, width: int) -> ProductTiles:
+    """Choose tiles for a product."""
     if num_tokens > 64:
-        return 128, 128, 64, 1, 8, 3
+        return ProductTiles(128, 128, 1, 64, num_warps=8, num_stages=3)
     splits = 1
     while splits < 8 and -(-num_out // 64) * splits < 256 and width >= 512 * splits:
         splits *= 2
-    return 64, min(max(next_power_of_2(num_tokens), 16), 64), 128, splits, 4, 4
+    tokens = min(max(next_power_of_2(num_tokens), 16), 64)
+    return ProductTiles(64, tokens, splits, 128, num_warps=4, num_stages=4)
 
 
 def _launch(
@@ -85,20 +87,18 @@ def _launch(
     scales: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-    tiles: tuple[int, int, int, int, int, int] | None = None,
+    tiles: ProductTiles | None = None,
 ) -> Tensor:
     num_tokens, width = x.values.shape
     num_out = weight.shape[0]
     out = torch.empty(num_tokens, num_out, dtype=dtype, device=weight.device)
     if num_tokens == 0:
         return out
-    rows, tokens, step, splits, num_warps, num_stages = tiles or scaled_tiles(num_tokens, num_out, width)
-    per_split = -(-width // splits)
-    per_split = -(-per_split // step) * step
-    splits = -(-width // per_split)
+    tiles = tiles or scaled_tiles(num_tokens, num_out, width)
+    per_split, splits = tiles.cut(width)
     partial = out.new_empty(splits, num_tokens, num_out, dtype=torch.float32) if splits > 1 else out
     pdl = has_pdl(weight.device)
-    _scaled_linear_kernel[(triton.cdiv(num_out, rows), splits, triton.cdiv(num_tokens, tokens))](
+    _scaled_linear_kernel[(triton.cdiv(num_out, tiles.rows), splits, triton.cdiv(num_tokens, tiles.tokens))](
         x.values,
         x.scales,
         weight,
@@ -112,12 +112,12 @@ def _launch(
         IS_SPLIT=splits > 1,
         HAS_BIAS=bias is not None and splits == 1,
         IS_INT8=weight.dtype == torch.int8,
-        ROWS=rows,
-        TOKENS=tokens,
-        STEP=step,
+        ROWS=tiles.rows,
+        TOKENS=tiles.tokens,
+        STEP=tiles.step,
         PDL=pdl,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
         **pdl_options(pdl),
     )
     return out if splits == 1 else add_splits(partial, bias, out)

@@ -25,6 +25,32 @@ class ScaledRows:
     """[num_tokens, width] float8_e4m3fn or int8."""
     scales: Tensor
     """[num_tokens] float32."""
+    low: Tensor | None = None
+    """Like ``values``: what rounding to them left, rounded to the same scale; None where that is lost."""
+    sums: Tensor | None = None
+    """[num_tokens, groups] float32 of ``values + low`` over groups of columns; None where nobody needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How a product wants its activations."""
+
+    dtype: torch.dtype
+    """float8_e4m3fn or int8."""
+    fixed_scale: float | None = None
+    """The same scale for all rows, beyond which values are cut off; None: each row's own."""
+    sum_group: int = 0
+    """Columns of a group: numbers are ``values + low`` then, with sums over groups. 0: ``values`` alone."""
+
+
+def split_rows_ref(x: Tensor, form: RowFormat) -> ScaledRows:
+    """Say in plain torch what rows of a format are."""
+    values, scales = quantize_rows_ref(x, form.dtype, form.fixed_scale)
+    if form.sum_group == 0:
+        return ScaledRows(values, scales)
+    low = (x.float() / scales[:, None] - values.float()).to(form.dtype)
+    both = values.float() + low.float()
+    return ScaledRows(values, scales, low, both.view(x.shape[0], -1, form.sum_group).sum(-1))
 
 
 def quantize_rows_ref(
@@ -40,21 +66,20 @@ def quantize_rows_ref(
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, fixed_scale: float | None = None) -> ScaledRows:
-    """Round each row of ``x`` to ``dtype``, its largest value becoming the type's largest.
+def quantize_rows(x: Tensor, form: RowFormat) -> ScaledRows:
+    """Round each row of ``x`` to 8 bits, its largest value becoming the type's largest.
 
     Args:
         x: [num_tokens, width], contiguous.
-        dtype: float8_e4m3fn or int8.
-        fixed_scale: the same scale for all rows instead, beyond which values are cut off.
+        form: type, scale and what else is wanted.
 
     Raises:
         ValueError: ``x`` has gaps.
     """
     _check(x)
     if x.device.type != "cuda":
-        return ScaledRows(*quantize_rows_ref(x, dtype, fixed_scale))
-    return _launch(x, None, None, 0.0, dtype, fixed_scale, x.shape[1])
+        return split_rows_ref(x, form)
+    return _launch(x, None, None, 0.0, form, x.shape[1])
 
 
 def rms_norm_rows(
@@ -62,8 +87,7 @@ def rms_norm_rows(
     residual: Tensor | None,
     weight: Tensor,
     eps: float,
-    dtype: torch.dtype,
-    fixed_scale: float | None = None,
+    form: RowFormat,
 ) -> ScaledRows:
     """Do what ``rms_norm`` (``residual`` None) or ``add_rms_norm`` does, then quantize the rows.
 
@@ -77,11 +101,11 @@ def rms_norm_rows(
         normed = (
             rms_norm_ref(x, weight, eps) if residual is None else add_rms_norm_ref(x, residual, weight, eps)
         )
-        return ScaledRows(*quantize_rows_ref(normed, dtype, fixed_scale))
-    return _launch(x, residual, weight, eps, dtype, fixed_scale, x.shape[1])
+        return split_rows_ref(normed, form)
+    return _launch(x, residual, weight, eps, form, x.shape[1])
 
 
-def silu_mul_rows(gate_up: Tensor, dtype: torch.dtype, fixed_scale: float | None = None) -> ScaledRows:
+def silu_mul_rows(gate_up: Tensor, form: RowFormat) -> ScaledRows:
     """Do what ``silu_mul`` does, then quantize the rows.
 
     Raises:
@@ -91,8 +115,8 @@ def silu_mul_rows(gate_up: Tensor, dtype: torch.dtype, fixed_scale: float | None
     if gate_up.shape[1] % 2:
         raise ValueError(f"gate_up {tuple(gate_up.shape)} has an odd number of columns")
     if gate_up.device.type != "cuda":
-        return ScaledRows(*quantize_rows_ref(silu_mul_ref(gate_up), dtype, fixed_scale))
-    return _launch(gate_up, None, None, 0.0, dtype, fixed_scale, gate_up.shape[1] // 2, is_gated=True)
+        return split_rows_ref(silu_mul_ref(gate_up), form)
+    return _launch(gate_up, None, None, 0.0, form, gate_up.shape[1] // 2, is_gated=True)
 
 
 def _check(x: Tensor) -> None:
@@ -105,16 +129,18 @@ def _launch(
     residual: Tensor | None,
     weight: Tensor | None,
     eps: float,
-    dtype: torch.dtype,
-    fixed_scale: float | None,
+    form: RowFormat,
     width: int,
     is_gated: bool = False,
 ) -> ScaledRows:
-    num_tokens = x.shape[0]
+    num_tokens, dtype, group = x.shape[0], form.dtype, form.sum_group
     values = torch.empty(num_tokens, width, dtype=dtype, device=x.device)
     scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    low = torch.empty_like(values) if group else None
+    sums = scales.new_empty(num_tokens, width // group) if group else None
+    rows = ScaledRows(values, scales, low, sums)
     if num_tokens == 0:
-        return ScaledRows(values, scales)
+        return rows
     block = next_power_of_2(width)
     pdl = has_pdl(x.device)
     _scaled_rows_kernel[(num_tokens,)](
@@ -123,8 +149,10 @@ def _launch(
         weight if weight is not None else x,
         values,
         scales,
+        low if low is not None else values,
+        sums if sums is not None else scales,
         eps,
-        fixed_scale if fixed_scale is not None else 1.0,
+        form.fixed_scale if form.fixed_scale is not None else 1.0,
         WIDTH=width,
         LARGEST=_LARGEST[dtype],
         LEAST_SCALE=_LEAST_SCALE,
@@ -132,13 +160,14 @@ def _launch(
         IS_GATED=is_gated,
         HAS_NORM=weight is not None,
         HAS_RESIDUAL=residual is not None,
-        IS_FIXED=fixed_scale is not None,
+        IS_FIXED=form.fixed_scale is not None,
+        SUM_GROUP=group,
         BLOCK=block,
         PDL=pdl,
         num_warps=min(max(block // 1024, 1), 16),
         **pdl_options(pdl),
     )
-    return ScaledRows(values, scales)
+    return rows
 
 
 @triton.jit
@@ -148,6 +177,8 @@ def _scaled_rows_kernel(
     weight_ptr,
     values_ptr,
     scales_ptr,
+    low_ptr,
+    sums_ptr,
     eps,
     fixed_scale,
     WIDTH: tl.constexpr,
@@ -158,6 +189,7 @@ def _scaled_rows_kernel(
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_FIXED: tl.constexpr,
+    SUM_GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -194,5 +226,14 @@ def _scaled_rows_kernel(
     if IS_INT8:
         # Half to even, as torch rounds: adding and subtracting 1.5 * 2^23 leaves no fraction.
         scaled = (scaled + 12582912.0) - 12582912.0
-    tl.store(values_ptr + token * WIDTH + columns, scaled.to(values_ptr.dtype.element_ty), mask=inside)
+    values = scaled.to(values_ptr.dtype.element_ty)
+    tl.store(values_ptr + token * WIDTH + columns, values, mask=inside)
+    if SUM_GROUP:
+        low = (scaled - values.to(tl.float32)).to(values_ptr.dtype.element_ty)
+        tl.store(low_ptr + token * WIDTH + columns, low, mask=inside)
+        both = values.to(tl.float32) + low.to(tl.float32)
+        sums = tl.sum(tl.reshape(both, [BLOCK // SUM_GROUP, SUM_GROUP]), axis=1)
+        groups = tl.arange(0, BLOCK // SUM_GROUP)
+        num_groups: tl.constexpr = WIDTH // SUM_GROUP
+        tl.store(sums_ptr + token * num_groups + groups, sums, mask=groups < num_groups)
     tl.store(scales_ptr + token, scale)

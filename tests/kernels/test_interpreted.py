@@ -21,14 +21,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_kernel_agrees_with_its_reference() -> None:
-    program = Path(__file__).with_name("interpret_kernels.py")
+@pytest.mark.parametrize(
+    ("name", "least"), [("interpret_kernels", 30), ("interpret_quantized", 60)], ids=["model", "quantized"]
+)
+def test_every_kernel_agrees_with_its_reference(name: str, least: int) -> None:
+    program = Path(__file__).with_name(f"{name}.py")
 
     ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=150)
 
     assert ran.returncode == 0, ran.stderr
     errors = json.loads(ran.stdout)
-    assert len(errors) >= 30
+    assert len(errors) >= least
     too_large = {
         name: error for name, error in errors.items() if not error <= TOLERANCES[name.rpartition(".")[2]]
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.gemv import linear_add, norm_gate_up, norm_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.scaled_rows import ScaledRows, rms_norm_rows, silu_mul_rows
+from kernels.scaled_rows import RowFormat, ScaledRows, rms_norm_rows, silu_mul_rows
 from kernels.silu_mul import silu_mul
 
 _PACK_ROWS = 8
@@ -30,14 +30,8 @@ class LinearLayer(Protocol):
         """[out], or None."""
         ...
 
-    @property
-    def rows_dtype(self) -> torch.dtype | None:
-        """The 8-bit type that activations are rounded to before the product; None: they stay as they are."""
-        ...
-
-    @property
-    def fixed_scale(self) -> float | None:
-        """Of such activations; None: each row's own."""
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """How activations of so many tokens are rounded before the product; None: they stay as they are."""
         ...
 
     @property
@@ -69,9 +63,6 @@ class LinearLayer(Protocol):
 class Linear:
     """Plain numbers."""
 
-    rows_dtype: torch.dtype | None = None
-    fixed_scale: float | None = None
-
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take ``weight`` [out, in] and ``bias`` [out]."""
         self.out_features, self.in_features = weight.shape
@@ -94,6 +85,10 @@ class Linear:
     def fuses_one_row(self) -> bool:
         """See ``LinearLayer``."""
         return self._weight.device.type == "cuda"
+
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """See ``LinearLayer``."""
+        return None
 
     def pack(self) -> None:
         """Exchange the weight for oneDNN's blocked copy where there is oneDNN; results differ by rounding only.
@@ -129,22 +124,18 @@ class Linear:
 class _Target(Protocol):
     """What activations are made for."""
 
-    @property
-    def rows_dtype(self) -> torch.dtype | None: ...
-
-    @property
-    def fixed_scale(self) -> float | None: ...
+    def row_format(self, num_tokens: int) -> RowFormat | None: ...
 
 
 def normed_for(linear: _Target, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> Activations:
     """Normalise ``x``, added to ``residual`` in place where there is one, into what ``linear`` multiplies."""
-    if linear.rows_dtype is not None:
-        return rms_norm_rows(x, residual, norm, eps, linear.rows_dtype, linear.fixed_scale)
+    form = linear.row_format(x.shape[0])
+    if form is not None:
+        return rms_norm_rows(x, residual, norm, eps, form)
     return rms_norm(x, norm, eps) if residual is None else add_rms_norm(x, residual, norm, eps)
 
 
 def gated_for(linear: LinearLayer, gate_up: Tensor) -> Activations:
     """SwiGLU into what ``linear`` multiplies."""
-    if linear.rows_dtype is not None:
-        return silu_mul_rows(gate_up, linear.rows_dtype, linear.fixed_scale)
-    return silu_mul(gate_up)
+    form = linear.row_format(gate_up.shape[0])
+    return silu_mul(gate_up) if form is None else silu_mul_rows(gate_up, form)

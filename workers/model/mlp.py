@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts import Routing, expert_linear, route
+from kernels.scaled_rows import RowFormat
 from kernels.silu_mul import gelu_mul, silu_mul
 from workers.checkpoint.model_config import Experts
 from workers.model.linear import Activations, LinearLayer, gated_for
@@ -16,13 +17,7 @@ from workers.model.linear import Activations, LinearLayer, gated_for
 class Mlp(Protocol):
     """Activations in, this rank's part of the output out."""
 
-    @property
-    def rows_dtype(self) -> torch.dtype | None:
-        """See ``LinearLayer``."""
-        ...
-
-    @property
-    def fixed_scale(self) -> float | None:
+    def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
         ...
 
@@ -44,15 +39,9 @@ class DenseMlp:
         self.down = down
         self.is_silu = activation == "silu"
 
-    @property
-    def rows_dtype(self) -> torch.dtype | None:
+    def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
-        return self.gate_up.rows_dtype
-
-    @property
-    def fixed_scale(self) -> float | None:
-        """See ``LinearLayer``."""
-        return self.gate_up.fixed_scale
+        return self.gate_up.row_format(num_tokens)
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``Mlp``."""
@@ -66,9 +55,6 @@ class DenseMlp:
 
 class ExpertMlp:
     """Experts whose weights lie in one tensor: one launch for all of them."""
-
-    rows_dtype: torch.dtype | None = None
-    fixed_scale: float | None = None
 
     def __init__(self, shape: Experts, router: LinearLayer, gate_up: Tensor, down: Tensor) -> None:
         """Take ``gate_up`` [num_experts, 2 * intermediate, hidden] and ``down`` [num_experts, hidden, intermediate]."""
@@ -85,6 +71,10 @@ class ExpertMlp:
         spread = expert_linear(gated, self._down, routing, is_spread=True)
         return spread.view(x.shape[0], routing.top_k, -1).sum(1)
 
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """See ``LinearLayer``."""
+        return None
+
     def linears(self) -> list[LinearLayer]:
         """See ``Mlp``."""
         return [self._router]
@@ -92,9 +82,6 @@ class ExpertMlp:
 
 class SeparateExpertMlp:
     """Experts that are layers of their own, one after the other: on a CPU, where nothing is launched."""
-
-    rows_dtype: torch.dtype | None = None
-    fixed_scale: float | None = None
 
     def __init__(self, shape: Experts, router: LinearLayer, experts: list[DenseMlp]) -> None:
         """Take the experts in order."""
@@ -112,6 +99,10 @@ class SeparateExpertMlp:
             scaled = expert(x[tokens]).float() * routing.weights.flatten()[pairs, None]
             out.index_add_(0, tokens, scaled)
         return out.to(x.dtype)
+
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """See ``LinearLayer``."""
+        return None
 
     def linears(self) -> list[LinearLayer]:
         """See ``Mlp``."""

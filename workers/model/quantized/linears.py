@@ -7,12 +7,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from kernels.coded_linear import coded_linear
+from kernels.coded_linear import DENSE_TOKENS, coded_linear
 from kernels.codes import can_pack, pack_codes
-from kernels.gemv import linear_add, norm_gate_up, norm_linear
+from kernels.nibble_linear import can_multiply, has_float8, nibble_linear
 from kernels.outliers import SparseRows, add_sparse, sparse_rows
 from kernels.scaled_linear import scaled_linear
-from kernels.scaled_rows import ScaledRows, quantize_rows
+from kernels.scaled_rows import FLOAT8, RowFormat, ScaledRows, quantize_rows
 from workers.model.linear import Activations, Linear, LinearLayer
 from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, ScaledWeight, StoredWeight, join
 
@@ -56,8 +56,10 @@ class _Unfused:
     """No products with a norm or an addition folded in."""
 
     fuses_one_row = False
-    rows_dtype: torch.dtype | None = None
-    fixed_scale: float | None = None
+
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """See ``LinearLayer``."""
+        return None
 
     def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> NoReturn:
         """See ``LinearLayer``."""
@@ -85,6 +87,9 @@ class CodedLinear(_Unfused):
         self._dtype = dtype
         self._packed = pack_codes(weight.codes, dtype)
         self._order = weight.order
+        self._form: RowFormat | None = None
+        if has_float8(device) and can_multiply(self._packed) and weight.outliers is None:
+            self._form = RowFormat(FLOAT8, sum_group=self._packed.group)
         self._dense: Linear | None = None
         self._sparse: SparseRows | None = None
         if weight.outliers is not None:
@@ -98,20 +103,27 @@ class CodedLinear(_Unfused):
             self._dense.pack()
             self._stored = None
 
+    def row_format(self, num_tokens: int) -> RowFormat | None:
+        """Two FP8 numbers, where few tokens meet FP8 tensor cores; columns in another order are sorted first."""
+        return self._form if self._order is None and num_tokens < DENSE_TOKENS else None
+
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
-        assert isinstance(x, Tensor), "codes take plain activations"
+        if isinstance(x, ScaledRows):
+            return nibble_linear(x, self._packed, self.bias, self._dtype)
         if self._dense is not None:
             return self._dense(x)
-        ordered = x if self._order is None else x.index_select(1, self._order)
-        out = coded_linear(ordered.contiguous(), self._packed, self.bias)
+        ordered = (x if self._order is None else x.index_select(1, self._order)).contiguous()
+        if self._form is not None and x.shape[0] < DENSE_TOKENS:
+            return nibble_linear(quantize_rows(ordered, self._form), self._packed, self.bias, self._dtype)
+        out = coded_linear(ordered, self._packed, self.bias)
         if self._sparse is not None:
-            add_sparse(x, self._sparse, out)
+            add_sparse(x.contiguous(), self._sparse, out)
         return out
 
 
-class ScaledLinear:
-    """8-bit weights times activations rounded to the same type; one row alone is not rounded."""
+class ScaledLinear(_Unfused):
+    """8-bit weights times activations rounded to the same type."""
 
     def __init__(
         self, weight: ScaledWeight, bias: Tensor | None, device: torch.device, dtype: torch.dtype
@@ -119,17 +131,15 @@ class ScaledLinear:
         """Keep ``weight`` on ``device``."""
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        self.rows_dtype: torch.dtype | None = weight.values.dtype
-        self.fixed_scale = weight.input_scale
+        self._form = RowFormat(weight.values.dtype, weight.input_scale)
         self._dtype = dtype
         self._values = weight.values.to(device).contiguous()
         self._scales = weight.scales.to(device, torch.float32).contiguous()
         self._dense: Linear | None = None
 
-    @property
-    def fuses_one_row(self) -> bool:
+    def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
-        return self._values.device.type == "cuda"
+        return self._form
 
     def pack(self) -> None:
         """On a CPU: widen the weight once; activations are rounded as ever."""
@@ -140,24 +150,11 @@ class ScaledLinear:
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
-        assert self.rows_dtype is not None, "set when made"
         if isinstance(x, Tensor):
-            x = quantize_rows(x.contiguous(), self.rows_dtype, self.fixed_scale)
+            x = quantize_rows(x.contiguous(), self._form)
         if self._dense is not None:
             return self._dense((x.values.float() * x.scales[:, None]).to(self._dtype))
         return scaled_linear(x, self._values, self._scales, self.bias, self._dtype)
-
-    def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
-        """See ``LinearLayer``."""
-        return norm_linear(x, norm, self._values, self.bias, eps, out, self._scales)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """See ``LinearLayer``."""
-        linear_add(x, self._values, residual, self._scales)
-
-    def normed_gate_up(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        """See ``LinearLayer``."""
-        return norm_gate_up(x, norm, self._values, eps, self._scales)
 
 
 class StackedLinear(_Unfused):

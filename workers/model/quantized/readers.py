@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes, quantize_to_codes
-from kernels.scaled_linear import FLOAT8, quantize_rows_ref
+from kernels.scaled_rows import FLOAT8, quantize_rows_ref
 from workers.checkpoint.quantization import Quantization
 from workers.engine.errors import UserError
 from workers.model.quantized.bit_packing import unpack_bits
