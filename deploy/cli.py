@@ -17,6 +17,7 @@ from deploy.deploy_command import deploy
 from deploy.fetch_command import fetch
 from deploy.flags import with_flags
 from deploy.generate_command import generate
+from deploy.plan_command import plan
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -33,6 +34,7 @@ app.command()(simulate)
 app.add_typer(trace, name="trace")
 app.command()(deploy)
 app.command()(fetch)
+app.command()(plan)
 
 
 def serve(given: dict[str, object]) -> None:

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from kernels.codes import PackedCodes, dequantize_ref, unpack_codes
-from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
+from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, pdl_options, tl, triton
 from kernels.scaled_rows import ScaledRows
-from kernels.splits import ProductTiles, add_splits
+from kernels.splits import ProductTiles, add_splits, splits_for
 
 MIN_GROUP = 32
 """The shortest product of FP8 tensor cores."""
+MAX_TOKENS = 191
+"""Beyond it the weight is better unpacked as a whole (``kernels.coded_linear``)."""
+_CHUNK = 16
+"""Groups whose offsets are multiplied at once."""
 
 
 @functools.cache
@@ -71,15 +75,14 @@ def nibble_linear(
 
 
 def nibble_tiles(num_tokens: int, num_out: int, width: int, group: int) -> ProductTiles:
-    """Choose tiles for a product."""
-    tokens = min(max(next_power_of_2(num_tokens), 16), 64)
-    rows = 64
-    num_programs = -(-num_out // rows) * -(-num_tokens // tokens)
-    steps = -(-width // (2 * group))
-    splits = 1
-    while splits < 4 and num_programs * splits < 264 and steps >= 8 * splits:
-        splits *= 2
-    return ProductTiles(rows, tokens, splits, step=max(64 // group, 1), num_warps=4, num_stages=4)
+    """Choose tiles for a product; splits as searched on an H200 with the shapes of an 8B model."""
+    step, num_steps = max(64 // group, 1), -(-width // (2 * group))
+    if num_tokens > 32:
+        splits = splits_for(num_out, 64, 256, num_steps)
+        return ProductTiles(64, 64, splits, step, num_warps=4, num_stages=3)
+    splits = splits_for(num_out, 64, 512, num_steps)
+    tokens = 16 if num_tokens <= 16 else 32
+    return ProductTiles(64, tokens, splits, step, num_warps=4, num_stages=4)
 
 
 def _launch(
@@ -124,6 +127,8 @@ def _launch(
         ROWS=tiles.rows,
         TOKENS=tiles.tokens,
         UNROLL=tiles.step,
+        CHUNK=_CHUNK,
+        IS_PACKED=out.device.type == "cuda",
         PDL=pdl,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -133,51 +138,90 @@ def _launch(
 
 
 @triton.jit
-def _add_group(
-    acc,
+def _half_of(codes, HALF: tl.constexpr, IS_PACKED: tl.constexpr):
+    """Low (0) or high (1) nibbles; four bytes an instruction where ``IS_PACKED``, which the interpreter cannot do."""
+    if IS_PACKED:
+        if HALF == 0:
+            nibbles = tl.inline_asm_elementwise(
+                "and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [codes], dtype=tl.uint8, is_pure=True, pack=4
+            )
+        else:
+            nibbles = tl.inline_asm_elementwise(
+                "{ .reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x0F0F0F0F; }",
+                "=r,r",
+                [codes],
+                dtype=tl.uint8,
+                is_pure=True,
+                pack=4,
+            )
+    else:
+        nibbles = codes & 15 if HALF == 0 else codes >> 4
+    return nibbles
+
+
+@triton.jit
+def _product(
     nibbles,
-    rows,
-    is_row,
+    group_index,
     tokens,
     is_token,
-    group_index,
     high_ptr,
     low_ptr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_PADDED: tl.constexpr,
+):
+    """Return [rows, tokens]: one group's codes, a 512th each, times the sum of two numbers."""
+    columns = group_index * GROUP + tl.arange(0, GROUP)
+    inside = is_token[None, :]
+    if IS_PADDED:
+        inside = inside & (columns < WIDTH)[:, None]
+    place = tokens.to(tl.int64)[None, :] * WIDTH + columns[:, None]
+    weight = nibbles.to(tl.float8e4nv, bitcast=True)
+    part = tl.dot(weight, tl.load(high_ptr + place, mask=inside, other=0.0))
+    return tl.dot(weight, tl.load(low_ptr + place, mask=inside, other=0.0), part)
+
+
+@triton.jit
+def _offset_product(
+    rows,
+    tokens,
+    is_token,
+    first_group,
+    end_group,
     sums_ptr,
     scales_ptr,
     zeros_ptr,
     offsets_ptr,
     NUM_OUT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
     MIDDLE: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
-    IS_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Return ``acc`` [rows, tokens] plus one group's product."""
-    num_groups: tl.constexpr = WIDTH // GROUP
-    columns = group_index * GROUP + tl.arange(0, GROUP)
-    inside = is_token[None, :]
-    is_group = is_token
-    if IS_PADDED:
-        inside = inside & (columns < WIDTH)[:, None]
-        is_group = is_group & (group_index < num_groups)
-    place = tokens.to(tl.int64)[None, :] * WIDTH + columns[:, None]
-    weight = nibbles.to(tl.float8e4nv, bitcast=True)
-    part = tl.dot(weight, tl.load(high_ptr + place, mask=inside, other=0.0))
-    part = tl.dot(weight, tl.load(low_ptr + place, mask=inside, other=0.0), part)
-    scales = tl.load(scales_ptr + group_index * NUM_OUT + rows, mask=is_row, other=0.0).to(tl.float32)
-    acc += part * (scales * 512.0)[:, None]
-    sums = tl.load(sums_ptr + tokens * num_groups + group_index, mask=is_group, other=0.0)
-    if HAS_OFFSETS:
-        added = tl.load(offsets_ptr + group_index * NUM_OUT + rows, mask=is_row, other=0.0).to(tl.float32)
-    elif HAS_ZEROS:
-        zeros = tl.load(zeros_ptr + group_index * NUM_OUT + rows, mask=is_row, other=0).to(tl.float32)
-        added = -scales * zeros
-    else:
-        added = -scales * MIDDLE
-    acc += added[:, None] * sums[None, :]
+    """Return [rows, tokens]: what is added to the codes of each group times the group's sum of activations."""
+    acc = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in tl.range(first_group, end_group, CHUNK, num_stages=1):
+        groups = start + tl.arange(0, CHUNK)
+        is_group = (groups < end_group) & (groups < NUM_GROUPS)
+        place = groups[None, :] * NUM_OUT + rows[:, None]
+        if HAS_OFFSETS:
+            added = tl.load(offsets_ptr + place, mask=is_group[None, :], other=0.0).to(tl.float32)
+        else:
+            added = -tl.load(scales_ptr + place, mask=is_group[None, :], other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                added *= tl.load(zeros_ptr + place, mask=is_group[None, :], other=0).to(tl.float32)
+            else:
+                added *= MIDDLE
+        sums = tl.load(
+            sums_ptr + tokens[None, :] * NUM_GROUPS + groups[:, None],
+            mask=is_group[:, None] & is_token[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(added, sums, acc, input_precision="tf32x3")
     return acc
 
 
@@ -208,6 +252,8 @@ def _nibble_linear_kernel(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     UNROLL: tl.constexpr,
+    CHUNK: tl.constexpr,
+    IS_PACKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some weight rows times some tokens over a part of the inner axis a program; a step is two groups."""
@@ -222,39 +268,58 @@ def _nibble_linear_kernel(
     first = split * PER_SPLIT
     last = tl.minimum(first + PER_SPLIT, NUM_STEPS)
     is_padded: tl.constexpr = 2 * NUM_STEPS * GROUP > WIDTH or NUM_STEPS % UNROLL > 0
+    # Scales are asked for an iteration ahead: nothing else hides how long they take.
+    scale_place = scales_ptr + kept_rows
+    low_scales = tl.load(scale_place + 2 * first * NUM_OUT)
+    high_scales = tl.load(scale_place + (2 * first + 1) * NUM_OUT)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for start in tl.range(first, last, UNROLL):
         for inner in tl.static_range(UNROLL):
             step = start + inner
+            following = tl.minimum(step + 1, NUM_STEPS - 1)
+            next_low = tl.load(scale_place + 2 * following * NUM_OUT)
+            next_high = tl.load(scale_place + (2 * following + 1) * NUM_OUT)
             if NUM_STEPS % UNROLL:
                 codes = tl.load(place + step * GROUP, mask=(step < NUM_STEPS) & (rows >= 0)[:, None], other=0)
             else:
                 codes = tl.load(place + step * GROUP)
             for half in tl.static_range(2):
-                acc = _add_group(
-                    acc,
-                    codes & 15 if half == 0 else codes >> 4,
-                    kept_rows,
-                    is_row & (step < NUM_STEPS),
+                part = _product(
+                    _half_of(codes, half, IS_PACKED),
+                    2 * step + half,
                     tokens,
                     is_token,
-                    2 * step + half,
                     high_ptr,
                     low_ptr,
-                    sums_ptr,
-                    scales_ptr,
-                    zeros_ptr,
-                    offsets_ptr,
-                    NUM_OUT,
                     WIDTH,
                     GROUP,
-                    MIDDLE,
-                    HAS_ZEROS,
-                    HAS_OFFSETS,
                     is_padded,
                 )
+                scales = low_scales if half == 0 else high_scales
+                acc += part * (scales.to(tl.float32) * 512.0)[:, None]
+            low_scales = next_low
+            high_scales = next_high
+    acc += _offset_product(
+        kept_rows,
+        tokens,
+        is_token,
+        2 * first,
+        2 * last,
+        sums_ptr,
+        scales_ptr,
+        zeros_ptr,
+        offsets_ptr,
+        NUM_OUT,
+        WIDTH // GROUP,
+        MIDDLE,
+        HAS_ZEROS,
+        HAS_OFFSETS,
+        ROWS,
+        TOKENS,
+        CHUNK,
+    )
     acc *= tl.load(x_scales_ptr + tokens, mask=is_token, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]

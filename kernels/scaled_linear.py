@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
+from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, pdl_options, tl, triton
 from kernels.scaled_rows import FLOAT8, ScaledRows
-from kernels.splits import ProductTiles, add_splits
+from kernels.splits import ProductTiles, add_splits, splits_for
 
 LIBRARY_TOKENS = 64
 """Up to so many tokens the kernel of this file is faster: the library's scales rows and columns at half its speed."""
@@ -71,14 +71,16 @@ def scaled_linear(
 
 
 def scaled_tiles(num_tokens: int, num_out: int, width: int) -> ProductTiles:
-    """Choose tiles for a product."""
-    if num_tokens > 64:
+    """Choose tiles for a product, as searched on an H200 with the shapes of an 8B model."""
+    if num_tokens > LIBRARY_TOKENS:
         return ProductTiles(128, 128, 1, 64, num_warps=8, num_stages=3)
-    splits = 1
-    while splits < 8 and -(-num_out // 64) * splits < 256 and width >= 512 * splits:
-        splits *= 2
-    tokens = min(max(next_power_of_2(num_tokens), 16), 64)
-    return ProductTiles(64, tokens, splits, 128, num_warps=4, num_stages=4)
+    splits = splits_for(num_out, 64, 256, width // 256)
+    if num_tokens <= 32:
+        tokens = 16 if num_tokens <= 16 else 32
+        return ProductTiles(64, tokens, splits, 256, num_warps=4, num_stages=4)
+    if splits == 1:
+        return ProductTiles(128, 64, 1, 128, num_warps=8, num_stages=4)
+    return ProductTiles(64, 64, splits, 128, num_warps=4, num_stages=4)
 
 
 def _launch(

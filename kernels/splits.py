@@ -30,6 +30,14 @@ class ProductTiles:
         return whole, -(-length // whole)
 
 
+def splits_for(num_out: int, rows: int, num_programs: int, num_steps: int) -> int:
+    """In how many parts, 8 at most, to cut ``num_steps`` so that there are ``num_programs`` programs or more."""
+    splits = 1
+    while splits < 8 and -(-num_out // rows) * splits < num_programs and num_steps >= 4 * splits:
+        splits *= 2
+    return splits
+
+
 def add_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """Sum ``partial`` [splits, num_tokens, out] and ``bias`` into ``out``, on CUDA."""
     splits, num_tokens, num_out = partial.shape

@@ -236,7 +236,7 @@ def test_silu_mul_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         silu_mul._silu_mul_kernel,
         architecture,
         {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"},
-        {"BLOCK": 1024, "PDL": architecture == 90},
+        {"BLOCK": 1024, "IS_GELU": False, "PDL": architecture == 90},
         num_warps=4,
     )
 

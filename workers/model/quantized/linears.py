@@ -7,9 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from kernels.coded_linear import DENSE_TOKENS, coded_linear
+from kernels.coded_linear import coded_linear
 from kernels.codes import can_pack, pack_codes
-from kernels.nibble_linear import can_multiply, has_float8, nibble_linear
+from kernels.nibble_linear import MAX_TOKENS, can_multiply, has_float8, nibble_linear
 from kernels.outliers import SparseRows, add_sparse, sparse_rows
 from kernels.scaled_linear import scaled_linear
 from kernels.scaled_rows import FLOAT8, RowFormat, ScaledRows, quantize_rows
@@ -105,7 +105,7 @@ class CodedLinear(_Unfused):
 
     def row_format(self, num_tokens: int) -> RowFormat | None:
         """Two FP8 numbers, where few tokens meet FP8 tensor cores; columns in another order are sorted first."""
-        return self._form if self._order is None and num_tokens < DENSE_TOKENS else None
+        return self._form if self._order is None and num_tokens <= MAX_TOKENS else None
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
@@ -114,7 +114,7 @@ class CodedLinear(_Unfused):
         if self._dense is not None:
             return self._dense(x)
         ordered = (x if self._order is None else x.index_select(1, self._order)).contiguous()
-        if self._form is not None and x.shape[0] < DENSE_TOKENS:
+        if self._form is not None and x.shape[0] <= MAX_TOKENS:
             return nibble_linear(quantize_rows(ordered, self._form), self._packed, self.bias, self._dtype)
         out = coded_linear(ordered, self._packed, self.bias)
         if self._sparse is not None:

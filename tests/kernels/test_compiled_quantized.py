@@ -1,0 +1,217 @@
+"""The kernels of quantized weights and experts compile without a GPU: no register spills, few instructions a code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("triton")
+
+from kernels import coded_linear, experts, nibble_linear, outliers, scaled_linear, scaled_rows
+from kernels.splits import ProductTiles
+
+OUT, WIDTH = 4096, 4096
+
+
+@pytest.fixture(scope="module")
+def compiling() -> ModuleType:
+    """The compile-only tools of ``test_compiled.py``."""
+    spec = importlib.util.spec_from_file_location("compiling", Path(__file__).with_name("test_compiled.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cut(tiles: ProductTiles, length: int) -> dict[str, object]:
+    """The constants of an inner axis cut into parts."""
+    share, splits = tiles.cut(length)
+    return {"PER_SPLIT": share, "IS_SPLIT": splits > 1, "ROWS": tiles.rows, "TOKENS": tiles.tokens}
+
+
+CODE_POINTERS = {"codes_ptr": "*u8", "scales_ptr": "*fp16", "zeros_ptr": "*u8", "offsets_ptr": "*fp16"}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize(("group", "has_offsets"), [(128, False), (32, True)])
+def test_nibbles_are_operands_as_they_are(
+    compiling: ModuleType, num_tokens: int, group: int, has_offsets: bool, tmp_path: Path
+) -> None:
+    tiles = nibble_linear.nibble_tiles(num_tokens, OUT, WIDTH, group)
+    num_steps = WIDTH // (2 * group)
+    compiled = compiling.compile_kernel(
+        nibble_linear._nibble_linear_kernel,
+        90,
+        CODE_POINTERS
+        | dict.fromkeys(("high_ptr", "low_ptr"), "*fp8e4nv")
+        | dict.fromkeys(("x_scales_ptr", "sums_ptr", "out_ptr"), "*fp32")
+        | {"bias_ptr": "*bf16"},
+        cut(tiles, num_steps)
+        | {
+            "NUM_OUT": OUT,
+            "WIDTH": WIDTH,
+            "ROW_BYTES": WIDTH // 2,
+            "GROUP": group,
+            "MIDDLE": 0 if has_offsets else 8,
+            "HAS_ZEROS": not has_offsets,
+            "HAS_OFFSETS": has_offsets,
+            "HAS_BIAS": False,
+            "NUM_STEPS": num_steps,
+            "UNROLL": tiles.step,
+            "CHUNK": nibble_linear._CHUNK,
+            "IS_PACKED": True,
+            "PDL": True,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    ptx = compiled.asm["ptx"]
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    assert "wgmma" in ptx
+    # One "and" takes four codes apart; byte by byte it were sixty-four for each thread of this tile.
+    assert len(re.findall(r"and\.b32\s+\S+, \S+, 0x0F0F0F0F", ptx)) >= 8
+    assert len(re.findall(r"and\.b16\s+\S+, \S+, 15", ptx)) == 0
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("num_tokens", [1, 64, 128])
+@pytest.mark.parametrize(("is_4bit", "has_table"), [(True, False), (True, True), (False, False)])
+def test_codes_of_all_kinds_keep_their_registers(
+    compiling: ModuleType, architecture: int, num_tokens: int, is_4bit: bool, has_table: bool, tmp_path: Path
+) -> None:
+    tiles = coded_linear.coded_tiles(num_tokens, OUT, WIDTH, 128)
+    num_steps = WIDTH // (256 if is_4bit else 128)
+    compiled = compiling.compile_kernel(
+        coded_linear._coded_linear_kernel,
+        architecture,
+        CODE_POINTERS
+        | dict.fromkeys(("x_ptr", "table_ptr", "bias_ptr"), "*bf16")
+        | {"out_ptr": "*fp32", "zeros_ptr": "*u8" if is_4bit else "*i16"},
+        cut(tiles, num_steps)
+        | {
+            "NUM_OUT": OUT,
+            "WIDTH": WIDTH,
+            "ROW_BYTES": WIDTH // (2 if is_4bit else 1),
+            "GROUP": 128,
+            "IS_4BIT": is_4bit,
+            "MIDDLE": 0 if has_table else 8,
+            "HAS_SCALES": not has_table,
+            "HAS_ZEROS": not has_table,
+            "HAS_OFFSETS": False,
+            "HAS_TABLE": has_table,
+            "TABLE_ROW": 16 if has_table else 0,
+            "HAS_BIAS": False,
+            "NUM_STEPS": num_steps,
+            "UNROLL": tiles.step,
+            "PDL": architecture == 90,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= compiling.SHARED_MEMORY_BYTES[architecture]
+
+
+@pytest.mark.parametrize("is_int8", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 32, 64, 256])
+def test_products_of_8_bits_keep_their_registers(
+    compiling: ModuleType, num_tokens: int, is_int8: bool, tmp_path: Path
+) -> None:
+    tiles = scaled_linear.scaled_tiles(num_tokens, OUT, WIDTH)
+    kind = "*i8" if is_int8 else "*fp8e4nv"
+    compiled = compiling.compile_kernel(
+        scaled_linear._scaled_linear_kernel,
+        90,
+        {"x_ptr": kind, "weight_ptr": kind, "bias_ptr": "*bf16"}
+        | dict.fromkeys(("x_scales_ptr", "scales_ptr", "out_ptr"), "*fp32"),
+        cut(tiles, WIDTH)
+        | {
+            "NUM_OUT": OUT,
+            "WIDTH": WIDTH,
+            "HAS_BIAS": False,
+            "IS_INT8": is_int8,
+            "STEP": tiles.step,
+            "PDL": True,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("num_pairs", [16, 256, 4096])
+def test_experts_keep_their_registers(
+    compiling: ModuleType, architecture: int, num_pairs: int, tmp_path: Path
+) -> None:
+    rows, tile, step, num_warps, num_stages = experts.expert_tiles(num_pairs, 8)
+    compiled = compiling.compile_kernel(
+        experts._expert_linear_kernel,
+        architecture,
+        dict.fromkeys(("x_ptr", "weights_ptr", "out_ptr"), "*bf16")
+        | {"pairs_ptr": "*i64", "starts_ptr": "*i32", "pair_weights_ptr": "*fp32"},
+        {
+            "NUM_EXPERTS": 8,
+            "NUM_OUT": OUT,
+            "WIDTH": WIDTH,
+            "TOP_K": 2,
+            "IS_SPREAD": True,
+            "ROWS": rows,
+            "TILE": tile,
+            "STEP": step,
+            "PDL": architecture == 90,
+        },
+        num_warps,
+        num_stages,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= compiling.SHARED_MEMORY_BYTES[architecture]
+
+
+@pytest.mark.parametrize("has_sums", [True, False])
+def test_rows_and_outliers_keep_their_registers(
+    compiling: ModuleType, has_sums: bool, tmp_path: Path
+) -> None:
+    rows = compiling.compile_kernel(
+        scaled_rows._scaled_rows_kernel,
+        90,
+        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr"), "*bf16")
+        | dict.fromkeys(("values_ptr", "low_ptr"), "*fp8e4nv")
+        | dict.fromkeys(("scales_ptr", "sums_ptr"), "*fp32")
+        | {"eps": "fp32", "fixed_scale": "fp32"},
+        {
+            "WIDTH": 14336,
+            "LARGEST": 448.0,
+            "LEAST_SCALE": 1e-12,
+            "IS_INT8": False,
+            "IS_GATED": True,
+            "HAS_NORM": False,
+            "HAS_RESIDUAL": False,
+            "IS_FIXED": False,
+            "SUM_GROUP": 128 if has_sums else 0,
+            "BLOCK": 16384,
+            "PDL": True,
+        },
+        num_warps=16,
+    )
+    sparse = compiling.compile_kernel(
+        outliers._add_sparse_kernel,
+        90,
+        dict.fromkeys(("x_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("starts_ptr", "columns_ptr"), "*i32")
+        | {"values_ptr": "*fp32"},
+        {"NUM_OUT": OUT, "WIDTH": WIDTH, "ROWS": outliers._ROWS, "TOKENS": outliers._TOKENS},
+        num_warps=4,
+    )
+
+    assert compiling.spilled_bytes(rows, tmp_path) == compiling.spilled_bytes(sparse, tmp_path) == 0
