@@ -56,6 +56,12 @@ class ReplicaConfig:
     """A rank's process that has not answered for this long is lost, and its group with it."""
     drain_timeout_s: float = 60.0
     """How long a replica that is being removed goes on with the requests it has."""
+    metrics_port: int | None = None
+    """Port on which the processes of a node tell their metrics together (``cluster.node_exporter``); None: not."""
+    vllm_metric_names: bool = False
+    """Also under the names that vLLM's dashboards read."""
+    log_format: str = "text"
+    """``text`` or ``json``."""
     scripted: bool = False
     """No model: tokens by formula, to measure everything but the model."""
     scripted_step_s: float = 0.0

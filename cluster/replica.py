@@ -13,9 +13,14 @@ import os
 import time
 from dataclasses import asdict
 
+from prometheus_client import CollectorRegistry, generate_latest
+
 from cluster.config import ReplicaConfig
 from cluster.demand import DemandMeter
+from cluster.engine_metrics import EngineCollector, EngineRow
 from cluster.group import RankGroup, host_address
+from cluster.logs import set_up_logs
+from cluster.node_exporter import NodeExporter, metrics_folder
 from cluster.progress import ProgressMonitor
 from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
@@ -43,11 +48,13 @@ class Replica:
         Raises:
             UserError: the model is unknown, or does not fit; Serve reports it as the deployment's message.
         """
+        set_up_logs(config.log_format, f"replica-{os.getpid()}")
         self._config = config
         self._group: RankGroup | None = None
         self._vocabulary_path = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
+        self._exporter: NodeExporter | None = None
         if config.scripted:
             engine_config, cost = _scripted_engine(config), CostModel()
         else:
@@ -133,6 +140,25 @@ class Replica:
             self._start(self._watch_ranks(self._group))
         self._server, port = await start_server(self._service, config.host)
         self._address = f"{host_address(config.host)}:{port}"
+        if config.metrics_port is not None:
+            self._exporter = self._start_exporter(config.metrics_port, hello.replica_id)
+
+    def _start_exporter(self, port: int, replica_id: str) -> NodeExporter:
+        config = self._config
+        registry = CollectorRegistry()
+        registry.register(
+            EngineCollector(
+                lambda: EngineRow(config.served_name, replica_id, self._service.load),
+                config.vllm_metric_names,
+            )
+        )
+        return NodeExporter(
+            f"replica-{os.getpid()}",
+            lambda: generate_latest(registry),
+            metrics_folder(port),
+            config.host,
+            port,
+        )
 
     def _start(self, coroutine: object) -> None:
         self._tasks.append(asyncio.create_task(coroutine))  # type: ignore[arg-type]
@@ -165,6 +191,8 @@ class Replica:
         finished = await self._service.drain(self._config.drain_timeout_s)
         logger.info("drained %s", "with all requests finished" if finished else "by moving requests on")
         await self._server.stop(grace=1.0)
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.stop)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

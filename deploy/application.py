@@ -101,21 +101,39 @@ class HttpIngress:
 
     async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the ingress with the models of ``config``."""
+        import os
+
+        from cluster.logs import set_up_logs
+        from cluster.node_exporter import NodeExporter, metrics_folder
+        from deploy.tracing import make_traces
         from router import membership
         from router.app import build_app
         from router.ingress import Ingress
         from router.rpc.server import start_rpc_server
 
+        set_up_logs(config.observability.log_format, f"ingress-{os.getpid()}")
         self._handles: dict[str, Any] = {}
         self._follow(config.models)
         self._wakers: dict[str, asyncio.Task[None]] = {}
         self._ingress = Ingress(config, wake=self._wake)
+        self._ingress.traces = make_traces(config.observability)
+        self._take_share()
         await self._ingress.start(membership.shared())
         self._app = build_app(self._ingress, sends_request_id=False)
         self._rpc: Any = None
         if config.rpc is not None:
             state = self._app.state
             self._rpc, _ = await start_rpc_server(config.rpc, self._ingress, state.metrics, state.keys)
+        self._exporter: NodeExporter | None = None
+        port = config.observability.metrics_port
+        if port is not None:
+            self._exporter = NodeExporter(
+                f"ingress-{os.getpid()}",
+                self._app.state.metrics.render_own,
+                metrics_folder(port),
+                config.observability.host,
+                port,
+            )
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve the models of ``user_config["models"]`` (``ModelSpec``) from now on, without a restart.
@@ -124,6 +142,7 @@ class HttpIngress:
         """
         from deploy.model_spec import ModelSpec
 
+        self._take_share()
         specs = [ModelSpec.model_validate(one) for one in user_config["models"]]
         models = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in specs))
         self._follow(models)
@@ -137,6 +156,15 @@ class HttpIngress:
         if self._rpc is not None and rpc is not None:
             await self._rpc.stop(rpc.grace_s)
         await self._ingress.stop()
+        if self._exporter is not None:
+            self._exporter.stop()
+
+    def _take_share(self) -> None:
+        """Enforce this process's part of callers' limits; Serve reconfigures when the number of processes changes."""
+        from router.tenancy.gate import Share
+
+        context = serve.get_replica_context()
+        self._ingress.gate.share = Share(context.rank.rank, max(1, context.world_size))
 
     def _wake(self, group: str) -> None:
         """Have Serve start a replica of a model that has none: a call that waits for one is what it counts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -51,7 +51,7 @@ def deploy(
         typer.echo(yaml.safe_dump(spec.serve_config(), sort_keys=False), nl=False)
         return
     with stage(f"{len(spec.models)} models to {address}") as current:
-        api = _connect(address)
+        api = connect(address)
         api.deploy_applications(spec.serve_config())
         if wait_s > 0:
             wait_until_running(api, spec, wait_s, current.update)
@@ -73,7 +73,20 @@ def wait_until_running(
     Raises:
         DeployError: one failed, or did not run in time.
     """
-    wanted = [one["name"] for one in spec.serve_config()["applications"]]
+    wait_for_applications(
+        api, [one["name"] for one in spec.serve_config()["applications"]], wait_s, tell, clock, sleep
+    )
+
+
+def wait_for_applications(
+    api: ServeApi,
+    wanted: Sequence[str],
+    wait_s: float,
+    tell: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once each application of these names runs; raises as ``wait_until_running`` does."""
     deadline = clock() + wait_s
     while True:
         found = api.get_serve_details().get("applications", {})
@@ -100,7 +113,12 @@ def _last_line(application: dict[str, Any]) -> str:
     return lines[-1] if lines else ""
 
 
-def _connect(address: str) -> ServeApi:
+def connect(address: str) -> ServeApi:
+    """The dashboard at ``address``.
+
+    Raises:
+        DeployError: none answers there.
+    """
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     try:

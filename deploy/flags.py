@@ -40,6 +40,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size", "kv_cache_dtype",
         "enable_prefix_caching", "swap_space", "preemption_mode", "kv_host_fraction", "kv_checksum", "copy_gib_per_s",
     ),
+    "Observability": ("metrics_port", "vllm_metric_names", "log_format", "otlp_endpoint", "trace_ratio"),
 }  # fmt: skip
 """Panels of ``--help``; a field that stands in none is shown under "Further"."""
 

@@ -99,6 +99,7 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
         keys=key_ring(settings),
         rpc=_rpc_config(settings),
         key_file=settings.api_keys and settings.api_keys.absolute(),
+        observability=settings.observability,
     )
     return replica, ingress
 

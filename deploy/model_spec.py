@@ -23,6 +23,7 @@ _NOT_OF_A_MODEL = {
     *("device", "max_body_bytes", "replica_wait_s", "record_trace", "api_key", "api_keys", "allowed_origins"),
     *("ssl_keyfile", "ssl_certfile", "max_logprobs", "grpc_port", "min_replicas", "max_replicas"),
     *("target_ttft_s", "target_tpot_s", "downscale_delay_s", "scale_to_zero_delay_s"),
+    *("metrics_port", "vllm_metric_names", "log_format", "otlp_endpoint", "trace_ratio"),
 }
 """Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
 

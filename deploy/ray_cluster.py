@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import secrets
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from workers.engine.errors import ShoalError
 
 _INTERNAL_PORTS_FROM = 30000
 _NUM_INGRESS_PORTS = 64
+_HAPROXY_OPEN_FILES = 10_270  # what HAProxy asks for with Ray's limit of 4,096 connections
 
 
 class StartError(ShoalError):
@@ -58,6 +60,7 @@ def start_ray(
     tls: TlsFiles | None = None,
     serve_options: dict[str, Any] | None = None,
     dashboard_port: int | None = None,
+    node_labels: dict[str, str] | None = None,
 ) -> RayCluster:
     """Start Ray and Serve for an endpoint on ``host:port``.
 
@@ -68,6 +71,7 @@ def start_ray(
         tls: the endpoint speaks HTTPS; then it alone listens on ``host`` and everything behind it on loopback.
         serve_options: further arguments of ``serve.start``.
         dashboard_port: of Ray's dashboard on loopback, which takes deployments; None: no dashboard.
+        node_labels: Ray labels of this node, which placement may ask for.
 
     Raises:
         StartError: the port is taken, or Ray does not come up.
@@ -76,6 +80,8 @@ def start_ray(
     for leftover in Runtime.leftovers():
         leftover.sweep(grace_s=1.0)
         leftover.remove()
+    if haproxy:
+        _check_open_files()
     if not port_is_free(host, 0):
         raise StartError(
             f"--host {host} is no address of this machine: use 127.0.0.1, or 0.0.0.0 for all of them"
@@ -99,7 +105,7 @@ def start_ray(
     reaper = start_reaper(runtime)
     cluster = RayCluster(runtime, reaper)
     try:
-        _start(runtime, inner_host, num_cpus, http_options, options, dashboard_port)
+        _start(runtime, inner_host, num_cpus, http_options, options, dashboard_port, node_labels or {})
     except BaseException as error:
         cluster.stop(grace_s=0.0)
         if isinstance(error, Exception):
@@ -115,6 +121,7 @@ def _start(
     http_options: dict[str, Any],
     serve_options: dict[str, Any],
     dashboard_port: int | None,
+    node_labels: dict[str, str],
 ) -> None:
     import ray
     from ray import serve
@@ -122,6 +129,7 @@ def _start(
     ray.init(
         address="local",
         num_cpus=num_cpus,
+        labels=node_labels,
         include_dashboard=dashboard_port is not None,
         dashboard_host="127.0.0.1",
         dashboard_port=dashboard_port,
@@ -189,6 +197,16 @@ def last_line(error: object) -> str:
     """What a traceback in text form ends with, which is what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"^(\w+\.)+\w+: ", "", lines[-1]) if lines else type(error).__name__
+
+
+def _check_open_files() -> None:
+    """Refuse now what HAProxy would refuse in half a minute and other words."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _HAPROXY_OPEN_FILES:
+        raise StartError(
+            f"this user may open {hard} files at once, HAProxy needs {_HAPROXY_OPEN_FILES}: raise the hard limit "
+            "(ulimit -Hn; --ulimit nofile in containers), or start with --no-haproxy"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from cluster.placement import WORKER_GROUP_LABEL
 from deploy.runtime import Runtime, find_free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,10 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 class RayHead:
     """A head in a process of its own, with HAProxy on ``port`` and Ray's dashboard on ``dashboard_port``."""
 
-    def __init__(self, num_cpus: int = 4) -> None:
-        self.port, self.dashboard_port = find_free_ports("127.0.0.1", 2, 19000 + os.getpid() % 1000)
+    def __init__(self, num_cpus: int = 4, worker_group: str = "workers") -> None:
+        self.port, self.dashboard_port, self.metrics_port = find_free_ports(
+            "127.0.0.1", 3, 19000 + os.getpid() % 1000
+        )
         self.token = os.urandom(32).hex()
-        self.environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "SHOAL_METRICS_PORT": str(self.metrics_port),
+        }
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -27,6 +36,7 @@ class RayHead:
                 str(self.port),
                 str(self.dashboard_port),
                 str(num_cpus),
+                worker_group,
             ],
             cwd=ROOT,
             env=self.environment,
@@ -52,6 +62,19 @@ class RayHead:
         """Its folder and mark."""
         return Runtime.of_process(self.port, self.process.pid)
 
+    def metrics_pages(self) -> list[str]:
+        """Where Prometheus would scrape this node: Shoal's processes, HAProxy, and Ray itself."""
+        targets = json.loads((self.runtime.folder / "ray/prom_metrics_service_discovery.json").read_text())
+        haproxy = next(
+            environment["RAY_SERVE_HAPROXY_METRICS_PORT"]
+            for process in self.runtime.processes()
+            if "RAY_SERVE_HAPROXY_METRICS_PORT" in (environment := process.environ())
+        )
+        own = [f"127.0.0.1:{self.metrics_port}", f"127.0.0.1:{haproxy}"]
+        return [
+            f"http://{one}/metrics" for one in (*own, *(t for group in targets for t in group["targets"]))
+        ]
+
     def pids(self, word: str) -> set[int]:
         """Processes of this cluster with ``word`` in their title."""
         return {p.pid for p in self.runtime.processes() if word in " ".join(p.cmdline())}
@@ -67,9 +90,14 @@ def main() -> None:
     """Start, say so, and stop at the end of the input."""
     from deploy.ray_cluster import start_ray
 
-    port, dashboard_port, num_cpus = map(int, sys.argv[1:])
+    port, dashboard_port, num_cpus = map(int, sys.argv[1:4])
     cluster = start_ray(
-        host="127.0.0.1", port=port, num_cpus=num_cpus, haproxy=True, dashboard_port=dashboard_port
+        host="127.0.0.1",
+        port=port,
+        num_cpus=num_cpus,
+        haproxy=True,
+        dashboard_port=dashboard_port,
+        node_labels={WORKER_GROUP_LABEL: sys.argv[4]},
     )
     print("up", flush=True)
     sys.stdin.read()

@@ -16,6 +16,7 @@ from cluster.placement import GroupPlacement, NodeResources, place_on_nodes_to_c
 from deploy.application import build_ingress_application, build_model_application
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
+from deploy.settings import make_settings
 from router.config import IngressConfig, Limits, Timeouts
 
 
@@ -39,6 +40,7 @@ def build_ingress(args: dict[str, Any]) -> Application:
         limits=Limits(max_body_bytes=spec.max_body_bytes),
         timeouts=Timeouts(replica_wait_s=spec.replica_wait_s, stall_s=spec.stall_timeout_s),
         key_file=spec.api_keys_file,
+        observability=make_settings().observability,  # of this node's environment, which is every node's
     )
     return build_ingress_application(config, 1, spec.drain_timeout_s, spec.num_cpus)
 

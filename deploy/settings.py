@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
+from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 
@@ -158,6 +159,16 @@ class ServeSettings(BaseSettings):
     """Never ask a network for a model."""
     record_trace: Path | None = None
     """A folder in which each ingress writes down arrivals, lengths and block hashes; None: nothing is recorded."""
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+    """Port on which each node tells the metrics of all its processes; None: only /metrics of the API."""
+    vllm_metric_names: bool = False
+    """Also tell metrics under the names that vLLM's dashboards read."""
+    log_format: Literal["text", "json"] = "text"
+    """How ingresses and replicas write their logs; json: an object a line."""
+    otlp_endpoint: str | None = None
+    """Where traces go (OTLP over HTTP); None: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere."""
+    trace_ratio: float = Field(1.0, ge=0, le=1)
+    """Share of requests that are traced where the caller has not decided it."""
     scripted: bool = False
     """Serve tokens by formula instead of a model, to measure everything else."""
     scripted_step_s: float = Field(0.0, ge=0)
@@ -265,6 +276,18 @@ class ServeSettings(BaseSettings):
         """``kv_cache_gib`` in bytes."""
         return int(self.kv_cache_gib * (1 << 30)) if self.kv_cache_gib else None
 
+    @property
+    def observability(self) -> Observability:
+        """How ingresses tell what they do."""
+        return Observability(
+            vllm_metric_names=self.vllm_metric_names,
+            metrics_port=self.metrics_port,
+            host=self.host,
+            log_format=self.log_format,
+            otlp_endpoint=self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+            trace_ratio=self.trace_ratio,
+        )
+
     def replica_config(self, model_path: str, name: str) -> ReplicaConfig:
         """What each replica of a model found at ``model_path`` and called ``name`` needs."""
         max_num_seqs, max_num_batched_tokens = self.step_limits
@@ -297,6 +320,9 @@ class ServeSettings(BaseSettings):
             stall_timeout_s=self.stall_timeout_s,
             rank_timeout_s=self.rank_timeout_s,
             drain_timeout_s=self.drain_timeout_s,
+            metrics_port=self.metrics_port,
+            vllm_metric_names=self.vllm_metric_names,
+            log_format=self.log_format,
             scripted=self.scripted,
             scripted_step_s=self.scripted_step_s,
         )

@@ -37,6 +37,7 @@ from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from router.tenancy.door import DoorMiddleware
 from router.tenancy.key_source import KeySource
+from router.ui.data import PAGE_HEADERS, page, snapshot
 from workers.engine.errors import ShoalError
 
 EXPOSED_HEADERS = [
@@ -143,12 +144,21 @@ def build_app(
     async def get_metrics() -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/ui", include_in_schema=False)
+    async def get_ui() -> Response:
+        return Response(page(), media_type="text/html", headers=PAGE_HEADERS)
+
+    @app.get("/ui/data", include_in_schema=False)
+    async def get_ui_data() -> Response:
+        return errors.json_response(snapshot(ingress, metrics))
+
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     app.add_exception_handler(ClientDisconnect, errors.answer_nobody)
     app.add_exception_handler(RequestValidationError, errors.answer_bad_query)
     app.state.sleep = sleep
     app.state.metrics = metrics
+    app.state.ingress = ingress
     source = KeySource(ingress.config.keys, ingress.config.key_file, time.monotonic)
     app.state.keys = source
     app.openapi = lambda: with_models(  # type: ignore[method-assign]  # FastAPI's own way to change it

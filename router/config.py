@@ -91,6 +91,24 @@ class RpcConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Observability:
+    """How an ingress tells what it does."""
+
+    vllm_metric_names: bool = False
+    """Also show metrics under the names that vLLM's dashboards read."""
+    metrics_port: int | None = None
+    """Port on which a node's processes tell their metrics together; None: only ``/metrics`` of the endpoint."""
+    host: str = "127.0.0.1"
+    """Interface of that port."""
+    log_format: str = "text"
+    """``text`` or ``json``."""
+    otlp_endpoint: str | None = None
+    """Where traces go; None: nowhere, and nothing is measured for them."""
+    trace_ratio: float = 1.0
+    """Share of requests that are traced where the caller has not decided it."""
+
+
+@dataclass(frozen=True, slots=True)
 class IngressConfig:
     """Settings of one ingress process."""
 
@@ -111,3 +129,4 @@ class IngressConfig:
     """Block hashes that the prefix index of one model may hold over all replicas (about 100 bytes each)."""
     trace_folder: Path | None = None
     """Where requests are recorded (``router.trace_recorder``); None: they are not."""
+    observability: Observability = field(default_factory=Observability)

@@ -26,6 +26,10 @@ MAX_AT_ONCE = 128
 """Engine requests that one HTTP request has at replicas at a time, so that a long list does not fill a queue."""
 
 
+ABORTED = "abort"
+"""Finish reason of a choice that did not come to an end: the client left, or an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextParams:
     """What is done with a choice's tokens on this side of the engine."""
@@ -232,6 +236,11 @@ class Generation:
         """Prompt tokens that the first choice of each prompt found in a cache."""
         per_prompt = len(self.choices) // len(self.prompts)
         return sum(choice.num_cached_tokens or 0 for choice in self.choices[::per_prompt])
+
+    def belong_to(self, cache_salt: str, priority: int) -> None:
+        """Before ``start``: put it under its caller's salt and priority."""
+        for prompt in self.prompts:
+            prompt.terms = prompt.terms.within(cache_salt, priority)
 
     def end_at_once(self) -> None:
         """Ask no replica: nothing is to be generated."""

@@ -16,6 +16,8 @@ from router.membership import Membership
 from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
+from router.telemetry.traces import Traces
+from router.tenancy.gate import Gate
 from router.text.chat_template import PLAIN, Message, TemplateOptions
 from router.text.grammar_check import GrammarCheck
 from router.text.grammars import WantedGrammar
@@ -171,9 +173,14 @@ class Ingress:
         rng: random.Random | None = None,
         load: Callable[[ModelFiles], Vocabulary] = load_vocabulary,
         wake: Callable[[str], None] = _no_wake,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``wake`` is called, with the model's group, when a request finds no replica: again for each one."""
         self.config = config
+        self.gate = Gate(clock)
+        """Lets callers in as far as their limits reach."""
+        self.traces: Traces | None = None
+        """Whom to tell of each generation; None: nobody."""
         self.models: list[ServedModel] = []
         self._membership = Membership()
         self._retiring: set[asyncio.Task[None]] = set()

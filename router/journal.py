@@ -6,8 +6,9 @@ random number depends on (seed, choice index, position) alone, so the rest is wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
 
@@ -35,6 +36,17 @@ class PromptTerms:
     priority: int = 0
     """Lower is served first, under the priority policy."""
 
+    def within(self, cache_salt: str, priority: int) -> PromptTerms:
+        """The same under a caller's own salt and priority, which a request can narrow and not leave.
+
+        Equal salts of requests under different callers' salts are different salts; a request can wait longer than
+        its caller must, not shorter.
+        """
+        if not cache_salt and not priority:
+            return self
+        salt = json.dumps([cache_salt, self.cache_salt]) if cache_salt else self.cache_salt
+        return replace(self, cache_salt=salt, priority=priority + max(0, self.priority))
+
 
 PLAIN_TERMS = PromptTerms()
 
@@ -59,10 +71,11 @@ class Prompt:
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:
         """Chained hashes of the full blocks, as replicas of this shape register them."""
-        key = (shape.hash_root, shape.block_size)
+        root = self.root(shape)
+        key = (root, shape.block_size)
         found = self._hashes.get(key)
         if found is None:
-            found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, self.root(shape))
+            found = self._hashes[key] = hash_blocks(self.token_ids, shape.block_size, root)
         return found
 
     def hashed(self) -> tuple[int, list[bytes]] | None:

@@ -5,7 +5,7 @@
 {{- range .Values.models -}}
 {{- $size := int (default 1 .tensorParallelSize) -}}
 {{- $largest = max $largest $size | int -}}
-{{- $most = add $most (dig "replicas" 1 .) | int -}}
+{{- $most = add $most (dig "autoscaling" "maxReplicas" (dig "replicas" 1 .) .) | int -}}
 {{- end -}}
 {{- $groups := .Values.ray.workerGroups -}}
 {{- if not $groups -}}

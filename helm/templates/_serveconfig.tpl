@@ -22,12 +22,34 @@ source: {{ . | quote }}
 device: {{ ternary "cuda" "cpu" $isGpu }}
 ranks_per_node: {{ $group.ranksPerNode }}
 worker_group: {{ $group.name }}
+{{- if and $model.autoscaling (eq (int (dig "minReplicas" 1 $model.autoscaling)) 0) }}
+scales_to_zero: true
+{{- end }}
 engine:
   {{- toYaml $engine | nindent 2 }}
 {{- end -}}
 
 {{- define "shoal.applicationName" -}}
 model-{{ . | replace "/" "--" }}
+{{- end -}}
+
+{{/* As many replicas as a model's load needs: cluster/autoscaling.py. Takes the model. */}}
+{{- define "shoal.autoscaling" -}}
+num_replicas: auto
+autoscaling_config:
+  min_replicas: {{ dig "minReplicas" 1 .autoscaling }}
+  initial_replicas: {{ dig "replicas" 1 . }}
+  max_replicas: {{ .autoscaling.maxReplicas }}
+  look_back_period_s: 5.0
+  metrics_interval_s: 1.0
+  upscale_delay_s: 0.0
+  downscale_delay_s: {{ dig "downscaleDelaySeconds" 60 .autoscaling }}
+  downscale_to_zero_delay_s: {{ dig "scaleToZeroDelaySeconds" 300 .autoscaling }}
+  policy:
+    policy_function: cluster.autoscaling:WorkPolicy
+    policy_kwargs:
+      ttft_s: {{ dig "targetFirstTokenSeconds" 2.0 .autoscaling }}
+      tpot_s: {{ dig "targetTokenSeconds" 0.1 .autoscaling }}
 {{- end -}}
 
 {{/* One application a model and one ingress. Replicas and the ingress's list of models stand under `deployments`, not under `args`:
@@ -48,7 +70,11 @@ applications:
       {{- include "shoal.modelSpec" (list $root $groups .) | nindent 6 }}
     deployments:
       - name: replica
+        {{- if .autoscaling }}
+        {{- include "shoal.autoscaling" . | nindent 8 }}
+        {{- else }}
         num_replicas: {{ dig "replicas" 1 . }}
+        {{- end }}
 {{- end }}
   - name: shoal-ingress
     route_prefix: /

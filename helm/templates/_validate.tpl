@@ -23,6 +23,12 @@
 {{- if hasKey $applications $application }}{{ fail (printf "models: two are called %q, give each its own name" .name) }}{{ end -}}
 {{- $_ := set $applications $application true -}}
 {{- $model := . -}}
+{{- if .autoscaling -}}
+{{- $first := int (dig "replicas" 1 .) -}}
+{{- if or (gt (int (dig "minReplicas" 1 .autoscaling)) $first) (gt $first (int .autoscaling.maxReplicas)) -}}
+{{- fail (printf "models %q: replicas %d is not between autoscaling.minReplicas %d and maxReplicas %d" .name $first (int (dig "minReplicas" 1 .autoscaling)) (int .autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
 {{- $own := dict "tensor_parallel_size" "tensorParallelSize" "max_model_len" "maxModelLen" "dtype" "dtype" "load_format" "loadFormat" "replicas" "replicas" "model" "source" "served_model_name" "name" "device" "gpus of the worker group" "host" "" "port" "" "haproxy" "" "policy" "" "ingress_replicas" "" -}}
 {{- range $arg, $_ := .engineArgs -}}
 {{- if hasKey $own $arg -}}

@@ -13,10 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from router.explanation import explanation
 from router.generation import Delta, Generation
+from router.ingress import Ingress
 from router.openai import sse
 from router.openai.errors import error_object, internal_error_object
 from router.openai.heartbeat import EventWriter
 from router.openai.metrics import GenerationTimer
+from router.telemetry.request_log import log_request
+from router.tenancy.gate import Admission
+from router.tenancy.keys import ANYBODY, Tenant
 from workers.engine.errors import ShoalError
 
 log = logging.getLogger(__name__)
@@ -77,11 +81,43 @@ class GenerationResponse(Response):
         """Answer; return early and quietly if the client disconnects."""
         self._is_explained = _wants_explanation(scope)
         self._http_id = scope.get("state", {}).get("request_id", "")
-        if not self._is_stream:
-            await unless_disconnected(receive, self._whole(send))
-            return
-        async with EventWriter(send, scope["app"].state.sleep) as writer:
-            await unless_disconnected(receive, self._stream(writer))
+        tenant: Tenant = scope["state"].get("tenant", ANYBODY)
+        ingress: Ingress = scope["app"].state.ingress
+        admission = self.admit(tenant, ingress)
+        try:
+            if not self._is_stream:
+                await unless_disconnected(receive, self._whole(send))
+                return
+            async with EventWriter(send, scope["app"].state.sleep) as writer:
+                await unless_disconnected(receive, self._stream(writer))
+        finally:
+            admission.end(self.generation.num_output_tokens)
+            log_request(self._http_id, tenant.name, self.generation, self.timer)
+            if ingress.traces is not None:
+                ingress.traces.export(
+                    self.generation,
+                    request_id=self._http_id,
+                    route=f"{scope['method']} {scope['path']}",
+                    model=self.timer.model,
+                    tenant=tenant.name,
+                    headers=scope["headers"],
+                )
+
+    def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
+        """Let the caller's request in, as far as its key reaches; before anything runs.
+
+        Raises:
+            Forbidden, RateLimited: it does not. The request is over.
+        """
+        generation = self.generation
+        try:
+            names = ingress.model(self.timer.model).config.served_names
+            admission = ingress.gate.admit(tenant, names, generation.num_prompt_tokens)
+        except ShoalError:
+            self.timer.end(generation)
+            raise
+        generation.belong_to(tenant.cache_salt, tenant.priority)
+        return admission
 
     async def _whole(self, send: Send) -> None:
         generation, encoder = self.generation, self._encoder
@@ -89,7 +125,7 @@ class GenerationResponse(Response):
             await generation.start()
             while not generation.is_finished:
                 deltas = await generation.next()
-                self.timer.first_token()
+                self.timer.on_tokens()
                 encoder.collect(deltas)
             whole = encoder.whole(generation)
             if self._is_explained:
@@ -107,7 +143,7 @@ class GenerationResponse(Response):
         try:
             await generation.start()
             deltas = await generation.next()
-            self.timer.first_token()
+            self.timer.on_tokens()
             await writer.begin()
             events = encoder.begin()
             chunk = encoder.chunk
@@ -119,6 +155,7 @@ class GenerationResponse(Response):
                     await writer.write(events)
                 events = b""
                 deltas = await generation.next()
+                self.timer.on_tokens()
             generation.close()
             events += encoder.finish(generation)
             if self._is_explained:

@@ -13,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from workers.engine.errors import (
+    Forbidden,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
+    RateLimited,
     ReplicaLost,
     ShoalError,
     UnknownModel,
@@ -33,6 +35,8 @@ _TABLE: Mapping[type[ShoalError], _Row] = {
     PromptTooLong: _Row(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModel: _Row(404, "invalid_request_error", "model_not_found"),
     InvalidRequest: _Row(400, "invalid_request_error", None),
+    Forbidden: _Row(403, "invalid_request_error", "forbidden"),
+    RateLimited: _Row(429, "rate_limit_error", "rate_limit_exceeded"),
     UserError: _Row(400, "invalid_request_error", None),
     Overloaded: _Row(429, "rate_limit_error", "overloaded"),
     ReplicaLost: _Row(503, "server_error", "no_replica"),

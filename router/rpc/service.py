@@ -23,12 +23,14 @@ from router.openai.schema import ChatBody, CompletionBody
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
 from router.tenancy.key_source import KeySource
+from router.tenancy.keys import ANYBODY, Tenant
 from workers.engine.errors import InvalidRequest, ShoalError
 
 log = logging.getLogger(__name__)
 
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -53,9 +55,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream one generation."""
-        await self._let_in(context)
+        tenant = await self._let_in(context)
         try:
             response = await self._prepare(request)
+            admission = response.admit(tenant, self._ingress)
         except ShoalError as error:
             await _abort(context, error)
         generation, timer = response.generation, response.timer
@@ -63,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await generation.start()
             while not generation.is_finished:
                 deltas = await generation.next()
-                timer.first_token()
+                timer.on_tokens()
                 for delta in deltas:
                     if delta.text or delta.token_id is not None or delta.finish_reason is not None:
                         yield _message(delta)
@@ -73,6 +76,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:  # also where the caller has gone: gRPC cancels this coroutine
             generation.close()
             timer.end(generation)
+            admission.end(generation.num_output_tokens)
 
     async def _prepare(self, request: pb.GenerateRequest) -> GenerationResponse:
         """Check and tokenize.
@@ -108,17 +112,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         completion = _validated(CompletionBody, fields)
         return await answer_completion(self._ingress, self._metrics, completion, request_id, created)
 
-    async def _let_in(self, context: grpc.aio.ServicerContext) -> None:
+    async def _let_in(self, context: grpc.aio.ServicerContext) -> Tenant:
+        """Who calls; ends the call if a key is needed and not shown."""
         ring = self._keys.ring()
         if ring is None:
-            return
+            return ANYBODY
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
         kind, _, key = str(given).partition(" ")
-        if kind.lower() != "bearer" or ring.find(key.strip()) is None:
+        tenant = ring.find(key.strip()) if kind.lower() == "bearer" else None
+        if tenant is None:
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "no valid API key in the metadata 'authorization: Bearer KEY'",
             )
+        assert tenant is not None, "abort always raises"
+        return tenant
 
 
 def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:

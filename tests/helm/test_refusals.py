@@ -26,6 +26,7 @@ def merged(changes: dict[str, Any]) -> dict[str, Any]:
         ({"models": [{**MODEL, "pipelineParallel": 2}]}, "pipelineParallel"),
         ({"models": [{**MODEL, "dtype": "int3"}]}, "dtype"),
         ({"models": [{**MODEL, "replicas": -1}]}, "replicas"),
+        ({"models": [{**MODEL, "autoscaling": {"minReplicas": 1}}]}, "maxReplicas"),
         ({"models": [{**MODEL, "engineArgs": {"Max-Seqs": 1}}]}, "engineArgs"),
         ({"colour": "red"}, "colour"),
         ({"image": {"tag": "latest"}}, "tag"),
@@ -56,6 +57,10 @@ def test_the_schema_names_what_is_wrong(
     [
         ({"models": [{**MODEL, "engineArgs": {"port": 1}}]}, "engineArgs.port is not one model's to set"),
         ({"models": [{**MODEL, "engineArgs": {"max_model_len": 9}}]}, "use maxModelLen"),
+        (
+            {"models": [{**MODEL, "replicas": 5, "autoscaling": {"maxReplicas": 4}}]},
+            "replicas 5 is not between autoscaling.minReplicas 1 and maxReplicas 4",
+        ),
         ({"models": [MODEL, MODEL]}, 'two are called "a"'),
         ({"models": [{**MODEL, "workerGroup": "none"}]}, 'workerGroup "none" is none of'),
         (

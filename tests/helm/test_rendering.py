@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from functools import cache
 from pathlib import Path
@@ -152,7 +153,12 @@ def test_the_chart_and_the_command_line_mean_the_same(helm: Helm, values: Values
                             "tensorParallelSize": 2,
                             "maxModelLen": 1048576,
                             "engineArgs": {"max_num_batched_tokens": 1048576, "enable_prefix_caching": False},
-                        }
+                        },
+                        {
+                            "name": "c",
+                            "source": "org/c",
+                            "autoscaling": {"minReplicas": 0, "maxReplicas": 3, "targetTokenSeconds": 0.05},
+                        },
                     ],
                     "router": {"replicas": 2, "policy": "least-load", "longestStreamSeconds": 600},
                 }
@@ -167,8 +173,13 @@ def test_the_chart_and_the_command_line_mean_the_same(helm: Helm, values: Values
         "name": "a/b", "source": "org/b", "replicas": 3, "device": "cuda", "ranks_per_node": 2,
         "worker_group": "workers", "engine": engine,
     }  # fmt: skip
+    scaled = {
+        "name": "c", "source": "org/c", "device": "cuda", "ranks_per_node": 2, "worker_group": "workers",
+        "engine": {"drain_timeout_s": 600, "stall_timeout_s": 60},
+        "scale": {"min_replicas": 0, "max_replicas": 3, "target_tpot_s": 0.05},
+    }  # fmt: skip
     ingress = {"replicas": 2, "policy": "least-load", "drain_timeout_s": 600}
-    spec = ClusterSpec.model_validate({"models": [model], "ingress": ingress})
+    spec = ClusterSpec.model_validate({"models": [model, scaled], "ingress": ingress})
 
     expected = spec.serve_config()
     found_ingress = rendered["applications"][-1].pop("args")
@@ -193,3 +204,16 @@ def test_the_chart_works_inside_another(helm: Helm, tmp_path: Path) -> None:
     (umbrella / "values.yaml").write_text("shoal: {models: [{name: a, source: org/a}]}\nglobal: {x: 1}\n")
 
     assert of_kind(helm.render(chart=umbrella), "RayService")["metadata"]["name"] == "llm-shoal"
+
+
+def test_the_readme_has_the_values_of_today() -> None:
+    spec = importlib.util.spec_from_file_location("make_readme", Path(__file__).with_name("make_readme.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    readme, text = (CHART / "README.md").read_text(), (CHART / "values.yaml").read_text()
+
+    assert module.with_table(readme, text) == readme, "run python tests/helm/make_readme.py"
+    described = {key for key, _, _ in module.rows(text)}
+    assert set(yaml.safe_load(text)) <= {key.split(".")[0] for key in described}

@@ -19,7 +19,7 @@ import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from router.app import build_app
-from router.config import IngressConfig, Limits, ServedModelConfig, Timeouts
+from router.config import IngressConfig, Limits, Observability, ServedModelConfig, Timeouts
 from router.ingress import Ingress
 from router.membership import Membership, StaticMembership
 from router.openai.heartbeat import Sleep
@@ -164,6 +164,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         keys: KeyRing | None = None,
         served: Mapping[str, Any] | None = None,
         wake: Callable[[str], None] = lambda group: None,
+        observability: Observability | None = None,
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -179,6 +180,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
             timeouts=timeouts or Timeouts(),
             keys=keys,
             trace_folder=trace_folder,
+            observability=observability or Observability(),
         )
         ingress = Ingress(config, random.Random(0), load=lambda files: byte_vocabulary, wake=wake)
         membership = membership or StaticMembership({r.replica_id: r.address for r in replicas})

@@ -4,8 +4,10 @@
     ├── UserError            the caller's mistake: value, limit and way out; changes nothing
     │   ├── InvalidRequest   a field has a wrong value (`param` names it)
     │   ├── PromptTooLong    prompt (and output) cannot fit the model's context or the KV pool
-    │   └── UnknownModel     no such model here
+    │   ├── UnknownModel     no such model here
+    │   └── Forbidden        a valid key that is not for this
     ├── Overloaded           full at the moment; the same request may pass later
+    │   └── RateLimited      full for this caller: a limit of its key is reached
     ├── ReplicaLost          the replica died or stalled; the request can go on elsewhere
     └── OutOfBlocks          internal: fewer free blocks than asked for; nothing was taken
 
@@ -44,6 +46,14 @@ class Overloaded(ShoalError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """A limit of the caller's own; others are still served."""
+
+
+class Forbidden(UserError):
+    """The caller is known and has no right to this."""
 
 
 class ReplicaLost(ShoalError):

@@ -44,7 +44,7 @@ async def test_a_key_opens_the_api(make_edge, headers: dict[str, str], status: i
     if status == 401:
         error = answers[0].json()["error"]
         assert (error["code"], error["param"]) == ("invalid_api_key", None)
-        assert answers[0].headers["www-authenticate"] == "Bearer"
+        assert answers[0].headers["www-authenticate"].startswith("Bearer")
         assert answers[0].headers["x-request-id"]
         assert not edge.replica.submits
 

@@ -1,0 +1,83 @@
+"""The chart's own ``serveConfigV2``, put on a Ray of this machine as the operator does, answers requests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import yaml
+
+from deploy.deploy_command import connect, wait_for_applications
+from deploy.ray_head import ROOT, RayHead
+from workers.checkpoint.source import ModelFiles
+
+if TYPE_CHECKING:
+    from conftest import Helm
+
+VALUES = Path(__file__).resolve().parents[2] / "helm/ci/cpu-demo-values.yaml"
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[RayHead]:
+    found = RayHead(worker_group="cpu")
+    yield found
+    found.stop()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_what_the_chart_renders_serves_the_demo_model(
+    helm4: Helm, head: RayHead, demo_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = helm4.render("-f", str(VALUES), "--set", "models[0].replicas=1")
+    (service,) = [one for one in documents if one["kind"] == "RayService"]
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    config["http_options"] = {
+        "host": "127.0.0.1",
+        "port": head.port,
+    }  # other clusters may run on this machine
+
+    for name, value in head.environment.items():
+        monkeypatch.setenv(name, value)
+    api = connect(head.dashboard)
+    api.deploy_applications(config)
+    wait_for_applications(api, [one["name"] for one in config["applications"]], 200)
+
+    subprocess.run(
+        [sys.executable, "-m", "deploy.smoke_test", "--url", head.url, "--model", "SmolLM2-135M-Instruct"],
+        check=True,
+        cwd=ROOT,
+    )
+    body = {
+        "model": "SmolLM2-135M-Instruct",
+        "prompt": "The capital of France is",
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{head.url}/v1/completions", json=body, timeout=60).json()
+    assert "Paris" in answer["choices"][0]["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_every_metric_that_dashboards_and_alerts_read_is_told_by_a_live_node(
+    helm4: Helm, head: RayHead, demo_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_what_the_chart_renders_serves_the_demo_model(helm4, head, demo_model, monkeypatch)
+    used: set[str] = set()
+    for path in [*(VALUES.parents[1] / "dashboards").glob("*.json"), VALUES.parents[1] / "rules/alerts.yaml"]:
+        used |= set(re.findall(r"\b(?:shoal|ray|haproxy)_\w+", path.read_text()))
+    told: set[str] = set()
+    deadline = time.monotonic() + 60  # Ray tells its own some seconds late
+    while not used <= told and time.monotonic() < deadline:
+        for url in head.metrics_pages():
+            told |= set(re.findall(r"^(\w+)[{ ]", httpx.get(url, timeout=10).text, re.MULTILINE))
+
+    assert used - told == set()
