@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import gemv
+from kernels import few_rows, gemv
 from kernels.decode_attention_work import DecodeWork, decode_attention_over_work
 from kernels.draw import DrawParams, draw, draw_scratch_len
 from kernels.prefill_attention import prefill_attention
+from kernels.prefill_attention_hopper import QueryTiles
 from kernels.rms_norm import add_rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.checkpoint.model_config import ModelConfig
 from workers.model.attention_work import TILE, cut_contexts
+from workers.model.prefill_work import cut_queries
 
 _REPEATS = 7
 _LAYERS = 6
@@ -61,6 +63,8 @@ def measure_ceilings() -> Ceilings:
 def measure_kernels(config: ModelConfig, ceilings: Ceilings) -> Iterator[KernelTime]:
     """Time the kernels at a model's shapes in bfloat16, one after the other."""
     yield from _products(config, ceilings)
+    for num_rows in (16, 64):
+        yield from _products_of_few_rows(config, ceilings, num_rows)
     for num_rows, context in ((1, 576), (1, 8000), (64, 576), (256, 576), (16, 8000)):
         yield _decode_attention(config, ceilings, num_rows, context)
     for num_rows, length in ((1, 512), (1, 2048), (1, 8000), (32, 512)):
@@ -87,6 +91,29 @@ def _products(config: ModelConfig, ceilings: Ceilings) -> Iterator[KernelTime]:
         weights = [_random(*shape) for _ in range(2 if name == "norm + logits" else _LAYERS)]
         us = _time([functools.partial(run, weight) for weight in weights])
         yield _result(name, "1 row", us, shape[0] * shape[1] * 2 / ceilings.tb_per_s / 1e6)
+
+
+def _products_of_few_rows(config: ModelConfig, ceilings: Ceilings, num_rows: int) -> Iterator[KernelTime]:
+    hidden, heads, width = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+    residual, norm = _random(num_rows, hidden), _random(hidden)
+    cases: dict[str, tuple[tuple[int, int], Callable[[Tensor, Tensor], object]]] = {
+        "attention out in parts + norm": (
+            (hidden, heads),
+            lambda x, w: few_rows.add_rms_norm_of_parts(few_rows.linear_parts(x, w), residual, norm),
+        ),
+        "gate, up + SiLU": ((2 * width, hidden), few_rows.few_rows_gate_up),
+        "down in parts + norm": (
+            (hidden, width),
+            lambda x, w: few_rows.add_rms_norm_of_parts(few_rows.linear_parts(x, w), residual, norm),
+        ),
+        "logits": ((config.vocab_size, hidden), few_rows.few_rows_linear),
+    }
+    for name, (shape, run) in cases.items():
+        x = _random(num_rows, shape[1])
+        weights = [_random(*shape) for _ in range(2 if name == "logits" else _LAYERS)]
+        if few_rows.fits(weights[0], num_rows):
+            us = _time([functools.partial(run, x, weight) for weight in weights])
+            yield _result(name, f"{num_rows} rows", us, shape[0] * shape[1] * 2 / ceilings.tb_per_s / 1e6)
 
 
 def _adds(residual: Tensor, width: int) -> Callable[[Tensor], object]:
@@ -123,9 +150,10 @@ def _prefill_attention(config: ModelConfig, ceilings: Ceilings, num_rows: int, l
     q = _random(num_rows * length, config.num_heads, config.head_dim)
     starts = (torch.arange(num_rows + 1) * length).to("cuda", torch.int32)
     lens = torch.full((num_rows,), length, dtype=torch.int32, device="cuda")
-    us = _time(
-        [lambda i=i: prefill_attention(q, cache, i, tables, starts, lens, 0.1) for i in range(_LAYERS)]  # type: ignore[misc]
-    )
+    cut = torch.from_numpy(cut_queries(np.arange(num_rows + 1) * length, np.full(num_rows, length)))
+    tiles = QueryTiles(cut.to("cuda", torch.int32), torch.tensor([len(cut)]).to("cuda", torch.int32))
+    attend = functools.partial(prefill_attention, tiles=tiles)
+    us = _time([lambda i=i: attend(q, cache, i, tables, starts, lens, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
     flop = num_rows * length * length * config.num_heads * config.head_dim * 2
     return _result("prefill attention", f"{num_rows} x {length}", us, flop / ceilings.tflop_per_s / 1e6)
 

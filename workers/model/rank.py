@@ -128,12 +128,24 @@ class Rank:
             num_bytes = default_cpu_bytes(self._layout, config.max_num_seqs, self.max_model_len)
         num_blocks = max(num_bytes, 0) // self._layout.block_bytes
         if num_blocks * config.block_size < self.max_model_len:
-            raise UserError(
-                f"KV memory holds {num_blocks * config.block_size} tokens, one request may need "
-                f"{self.max_model_len}: lower max_model_len or give more memory",
-                "max_model_len",
-            )
+            raise UserError(self._ways_out(num_bytes, num_blocks * config.block_size), "max_model_len")
         return num_blocks
+
+    def _ways_out(self, num_bytes: int, num_tokens: int) -> str:
+        """Say what KV memory of ``num_bytes``, too little for the longest request, could be changed to."""
+        config = self.config
+        needed = -(-self.max_model_len // config.block_size) * self._layout.block_bytes
+        ways = [f"max_model_len {num_tokens}"] if num_tokens else []
+        if config.kv_cache_bytes is not None or self.device.type == "cpu":
+            ways.append(f"kv_cache_bytes {needed}")
+        else:
+            missing = (needed - num_bytes) / torch.cuda.get_device_properties(self.device).total_memory
+            share = math.ceil((config.gpu_memory_utilization + missing) * 100) / 100
+            ways.append(f"gpu_memory_utilization {share}" if share < 1 else "a device of more memory")
+        return (
+            f"KV memory holds {num_tokens} tokens, one request may need {self.max_model_len}: "
+            f"{' or '.join(ways)} would do"
+        )
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Take memory for blocks of both tiers and for the rows of the batch."""

@@ -42,7 +42,25 @@ def test_memory_for_less_than_one_full_request_is_refused() -> None:
     rank = Rank(replace(DUMMY, kv_cache_bytes=100_000))
     rank.load()
 
-    with pytest.raises(UserError, match=r"192 tokens.*256"):
+    with pytest.raises(UserError, match=r"192 tokens.*256: max_model_len 192 or kv_cache_bytes 131072 would"):
+        rank.max_num_blocks()
+
+
+@pytest.mark.parametrize("change", [{"max_model_len": 192}, {"kv_cache_bytes": 131_072}])
+def test_the_ways_out_of_too_little_memory_lead_out(change: dict[str, int]) -> None:
+    rank = Rank(replace(DUMMY, **{"kv_cache_bytes": 100_000, **change}))
+    rank.load()
+
+    assert rank.max_num_blocks() * 16 >= rank.max_model_len
+
+
+def test_memory_for_nothing_is_refused_with_what_would_do() -> None:
+    rank = Rank(replace(DUMMY, kv_cache_bytes=10))
+    rank.load()
+
+    with pytest.raises(
+        UserError, match=r"0 tokens, one request may need 256: kv_cache_bytes 131072 would do"
+    ):
         rank.max_num_blocks()
 
 
