@@ -29,7 +29,7 @@ def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedMod
         max_model_len=max_model_len,
         names=names,
         group=application_name(names[0]),
-        chat_template=_chat_template(settings),
+        chat_template=template_of(settings),
         tool_call_parser=settings.tool_call_parser,
         enable_auto_tool_choice=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser,
@@ -37,7 +37,7 @@ def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedMod
     )
 
 
-def _chat_template(settings: ServeSettings) -> str | None:
+def template_of(settings: ServeSettings) -> str | None:
     """The source of ``--chat-template``, if there is one.
 
     Raises:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from deploy.offline.beam_search import BeamSearchParams, search
 from deploy.offline.choice import Choice
+from deploy.offline.engine_config import engine_config
 from deploy.offline.executor import start_executor
 from deploy.offline.outputs import (
     BeamSearchOutput,
@@ -29,24 +30,21 @@ from deploy.offline.outputs import (
     RequestOutput,
 )
 from deploy.offline.pooling import PooledChoice, pooled_params, unit
+from deploy.offline.prompts import Prompt, as_list, load_tokenizer, params_for
 from deploy.offline.sampling_params import SamplingParams
-from deploy.settings import ServeSettings, make_settings
+from deploy.settings import make_settings
+from router.text.chat_template import TemplateOptions
 from router.text.tokenizer import Tokenizer
 from workers.calibration import measure_copies
-from workers.checkpoint.model_config import ModelConfig, read_model_config
+from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import resolve_model
-from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.admission import context_len
-from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import EngineRequest
 from workers.grammar import GrammarCompiler
-from workers.model.rank_config import BlockCounts
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -60,6 +58,11 @@ class LLM:
         self,
         model: str | None = None,
         *,
+        tokenizer: str | Path | None = None,
+        revision: str | None = None,
+        download_dir: str | Path | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | Path | None = None,
         load_format: str = "auto",
         skip_tokenizer_init: bool = False,
         tensor_parallel_size: int = 1,
@@ -88,6 +91,11 @@ class LLM:
 
         Args:
             model: a folder, a .gguf file, a hub id, or None for the demo model.
+            tokenizer: a folder or .gguf file to take the tokenizer from; None: the model's.
+            revision: branch, tag or commit on the hub.
+            download_dir: where models of the hub are kept.
+            trust_remote_code: refused: no code of a checkpoint is ever run.
+            chat_template: a file with a template; None: the model's.
             load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
             quantization: None for weights as they are stored; "fp8", "int8" or "int4" for full ones.
             skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
@@ -96,7 +104,9 @@ class LLM:
             UserError: the model is unknown or a setting does not fit it.
         """
         settings = make_settings(
-            model=model, load_format=load_format, tensor_parallel_size=tensor_parallel_size,
+            model=model, tokenizer=tokenizer, revision=revision, download_dir=download_dir,
+            trust_remote_code=trust_remote_code, chat_template=chat_template,
+            load_format=load_format, tensor_parallel_size=tensor_parallel_size,
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
@@ -108,13 +118,13 @@ class LLM:
         )  # fmt: skip
         files = resolve_model(settings.model, settings.source)
         model_config = read_model_config(files)
-        self.tokenizer = None if skip_tokenizer_init else Tokenizer(load_vocabulary(files))
+        self.tokenizer = None if skip_tokenizer_init else load_tokenizer(settings, files)
         self._eos_token_ids = tuple(model_config.eos_token_ids)
         self._executor, counts = start_executor(settings, files)
         self.max_model_len = context_len(
             settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
         )
-        self.engine_config = _engine_config(settings, self.max_model_len, counts, model_config)
+        self.engine_config = engine_config(settings, self.max_model_len, counts, model_config)
         self.num_blocks, self.num_host_blocks = counts.device, counts.host
         self.block_bytes = counts.block_bytes
         self._cost = measure_copies(self._executor, self.engine_config, CostModel())
@@ -142,8 +152,8 @@ class LLM:
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
         """
-        listed = _as_list(prompts)
-        params = _params_for(sampling_params, len(listed))
+        listed = as_list(prompts)
+        params = params_for(sampling_params, len(listed))
         outputs = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
         try:
             for output, one in zip(outputs, params, strict=True):
@@ -160,13 +170,32 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Generate the next message of each conversation, by the model's chat template."""
+        """Generate the next message of each conversation, by the model's chat template.
+
+        Args:
+            messages: one conversation, or a list of them.
+            sampling_params: one for all, or one for each conversation.
+            tools: functions that the template shows; the output is text as the model writes it.
+            chat_template_kwargs: variables of the template's own.
+        """
         if self.tokenizer is None:
             raise InvalidRequest("chat needs the tokenizer: leave out skip_tokenizer_init", "messages")
         one_conversation = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Iterable[Any] = [messages] if one_conversation else messages
-        prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(list(one))} for one in conversations]
+        options = TemplateOptions(
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            tools=list(tools or ()),
+            kwargs=dict(chat_template_kwargs or {}),
+        )
+        prompts = [
+            {"prompt_token_ids": self.tokenizer.encode_chat(list(one), options)} for one in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
@@ -177,7 +206,7 @@ class LLM:
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
         """
-        prepared = [self._prepare(prompt, SamplingParams()) for prompt in _as_list(prompts)]
+        prepared = [self._prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
         longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
         if longest + params.max_tokens > self.max_model_len:
             raise PromptTooLong(
@@ -249,7 +278,7 @@ class LLM:
 
     def _pool(self, prompts: Prompt | Sequence[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
         params = pooled_params(pooling)
-        choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in _as_list(prompts)]
+        choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in as_list(prompts)]
         try:
             for choice in choices:
                 request = choice.request
@@ -290,24 +319,29 @@ class LLM:
 
     def _run(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
         engine, executor = self._engine, self._executor
+        started_s, num_before = time.monotonic(), engine.num_output_tokens
         with tqdm(total=len(outputs), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             while engine.has_work:
                 while (plan := engine.plan(time.monotonic())) is not None:
                     executor.launch(plan)
                 if engine.num_launched:
                     for token_output in engine.apply(executor.collect(), time.monotonic()):
-                        self._take(token_output.request_id, token_output, bar)
+                        if self._take(token_output.request_id, token_output) and use_tqdm:
+                            num_tokens = engine.num_output_tokens - num_before
+                            rate = num_tokens / (time.monotonic() - started_s)
+                            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+                            bar.update(1)
 
-    def _take(self, request_id: str, token_output: TokenOutput, bar: tqdm) -> None:
+    def _take(self, request_id: str, token_output: TokenOutput) -> bool:
+        """Hand an output to its choice; True if its prompt has all of its outputs now."""
         choice = self._choices[request_id]
         ended = choice.take(token_output)
         if not ended:
-            return
+            return False
         if token_output.finish_reason is None:  # a stop string was found: the engine does not know
             self._engine.abort(request_id)
         del self._choices[request_id]
-        if choice.request.finished:
-            bar.update(1)
+        return choice.request.finished
 
     def _withdraw(self) -> None:
         """Leave the engine empty after a refused prompt or an interrupted run."""
@@ -382,46 +416,3 @@ class LLM:
         table = self.tokenizer.table
         token_bytes = [table.bytes_of(token_id) for token_id in range(len(table))]
         return GrammarCompiler(token_bytes, self.tokenizer.special_token_ids, self._eos_token_ids)
-
-
-def _engine_config(
-    settings: ServeSettings, max_model_len: int, counts: BlockCounts, model_config: ModelConfig
-) -> EngineConfig:
-    max_num_seqs, max_num_batched_tokens = settings.step_limits
-    return EngineConfig(
-        max_model_len=max_model_len,
-        num_blocks=counts.device,
-        num_host_blocks=counts.host,
-        preemption_mode=settings.preemption_mode,
-        kv_host_fraction=settings.kv_host_fraction,
-        block_size=settings.block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        eos_token_ids=model_config.eos_token_ids,
-        vocab_size=model_config.vocab_size,
-        run_ahead=1 if settings.device_name == "cuda" else 0,
-    )
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _params_for(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if sampling_params is None:
-        sampling_params = SamplingParams()
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * num_prompts
-    if len(sampling_params) != num_prompts:
-        raise InvalidRequest(
-            f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one for each",
-            "sampling_params",
-        )
-    return list(sampling_params)

@@ -98,6 +98,25 @@ def test_generate_reads_a_file_and_writes_one(demo_model: ModelFiles, tmp_path: 
     assert records[1]["prompt"] == "One, two, three,"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_batch_may_bring_its_own_server(demo_model: ModelFiles, tmp_path: Path) -> None:
+    body = {
+        "model": "SmolLM2-135M-Instruct",
+        "prompt": "The capital of France is",
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in").write_text(json.dumps(line))
+
+    done = shoal("run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "demo")
+
+    assert done.returncode == 0, done.stderr
+    answer = json.loads((tmp_path / "out").read_text())["response"]["body"]
+    assert "Paris" in answer["choices"][0]["text"]
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_complete_goes_on_with_a_text(cluster: ServedCluster) -> None:

@@ -66,6 +66,11 @@ class Engine:
         return len(self._launched)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled since start."""
+        return self._num_output_tokens
+
+    @property
     def num_steps(self) -> int:
         """Results applied since start."""
         return self._num_steps
