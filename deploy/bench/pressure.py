@@ -140,7 +140,7 @@ class HostHit:
     """Found in host memory."""
 
 
-def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3) -> HostHit:
+def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3, mode: str = "auto") -> HostHit:
     """The least of ``repeats`` of each; between them other prompts take all blocks of the device."""
     size = llm.engine_config.block_size
     blocks_a_prompt = -(-(prompt_len + 1) // size)
@@ -148,7 +148,7 @@ def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3) -> HostHit:
     llm.restart_engine(
         num_blocks=min(num_blocks, llm.num_blocks),
         num_host_blocks=llm.num_host_blocks,
-        preemption_mode="auto",
+        preemption_mode=mode,
         max_num_batched_tokens=max(size, min(2048, prompt_len)),
     )
     rng = random.Random(7)

@@ -207,7 +207,9 @@ class KVCache:
         assert request.swapped is None, f"request {request.request_id} is swapped out twice"
         device_blocks = request.block_ids[: len(swap.found)]
         host_blocks = self.host.swap_out(device_blocks, swap.hashes, swap.found, step_id)
-        request.swapped = Swapped(host_blocks, request.num_computed, step_id)
+        # What the host had already is complete: no copy is to be waited for.
+        copied_at = step_id if swap.num_copies else -1
+        request.swapped = Swapped(host_blocks, request.num_computed, copied_at)
 
     def can_swap_in(self, request: RequestState) -> bool:
         """True if nothing of the request is still on its way to the host."""

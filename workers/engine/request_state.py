@@ -39,7 +39,7 @@ class Swapped:
     num_tokens: int
     """Whose KV they hold."""
     step_id: int
-    """The plan with the last copies out."""
+    """The plan with the last copies out; -1 if there were none."""
 
 
 class RequestState:

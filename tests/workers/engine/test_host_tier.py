@@ -206,3 +206,19 @@ def test_waiting_siblings_are_queued_work_once(make_bench) -> None:
     assert bench.engine.load().num_queued_tokens == 18 + 2 + 2
     bench.run()
     bench.assert_all_as_expected()
+
+
+def test_a_request_whose_blocks_are_all_on_the_host_already_comes_back(make_bench) -> None:
+    """Found by random schedules: it waited for copies that nobody had to make."""
+    bench = make_bench(
+        max_model_len=34, num_blocks=19, block_size=1, num_host_blocks=30, max_num_seqs=5,
+        max_num_batched_tokens=2, run_ahead=1,
+    )  # fmt: skip
+    texts = [(0, 8, 0, 1), (1, 7, 5, 12), (0, 1, 0, 1), (2, 9, 0, 2), (1, 6, 0, 10), (0, 7, 0, 10)]
+    for text, prompt_len, num_earlier, max_tokens in [*texts, (0, 1, 0, 1), (0, 1, 0, 1), (0, 1, 0, 1)]:
+        prompt = [text * 10 + index // 3 for index in range(prompt_len)]
+        bench.add(prompt, max_tokens=max_tokens, output_token_ids=[3] * num_earlier, seed=0)
+
+    bench.run()
+
+    bench.assert_all_as_expected()

@@ -1,0 +1,71 @@
+"""Offline generation with less KV memory than its prompts need."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from deploy.bench.pressure import MODES, PressureLoad, measure_host_hit, measure_pressure
+from deploy.offline.llm import LLM
+from deploy.offline.sampling_params import SamplingParams
+from workers.engine.errors import UserError
+
+TINY = str(Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny")
+
+
+def make_llm(**fields: object) -> LLM:
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu", "cpu_threads": 1}
+    return LLM(TINY, **{**settings, **fields})
+
+
+def test_prompts_beyond_the_memory_yield_what_they_would_have_with_enough() -> None:
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, detokenize=False)
+    prompts = [[100 + 3 * number + i for i in range(30)] for number in range(6)]
+    outputs = []
+    for fields in ({}, {"num_gpu_blocks_override": 12, "swap_space": 0.01, "preemption_mode": "swap"}):
+        llm = make_llm(max_model_len=128, **fields)
+        outputs.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)])
+        load = llm.load
+        llm.close()
+
+    assert outputs[0] == outputs[1]
+    assert load.num_swap_preemptions > 0
+
+
+def test_a_context_that_the_blocks_do_not_hold_is_refused_or_said_to_be_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(UserError, match=r"max_model_len is 1,000, 8 KV blocks of 16 hold 128 tokens"):
+        make_llm(max_model_len=1000, num_gpu_blocks_override=8)
+
+    with caplog.at_level(logging.WARNING, logger="shoal.engine"):
+        llm = make_llm(num_gpu_blocks_override=8)
+
+    assert llm.max_model_len == 128
+    assert "the context is cut from 4096 to 128 tokens" in caplog.text
+    llm.close()
+
+
+def test_the_pressure_benchmark_counts_what_gave_way() -> None:
+    llm = make_llm(max_model_len=128, max_num_seqs=8, swap_space=0.02, copy_gib_per_s=1.0)
+
+    runs = measure_pressure(llm, PressureLoad(8, 8, 96, 2.0), mixes=("long-out",))
+
+    assert [run.mode for run in runs] == list(MODES)
+    by_mode = {run.mode: run for run in runs}
+    assert by_mode["swap"].num_swapped == by_mode["swap"].num_preemptions > 0
+    assert by_mode["recompute"].num_swapped == by_mode["no swap space"].num_swapped == 0
+    assert by_mode["recompute"].num_recomputed > 0
+    assert all(run.most_preemptions <= 3 for run in runs)
+    llm.close()
+
+
+def test_the_benchmark_of_host_hits_finds_the_prompt_there() -> None:
+    llm = make_llm(max_model_len=300, swap_space=0.05)
+
+    hit = measure_host_hit(llm, 256, repeats=1, mode="swap")
+
+    assert hit.host_tokens == 240
+    llm.close()
