@@ -52,7 +52,7 @@ class ReplicaConfig:
     """Interface of the replica's gRPC port, and its address to the ingresses."""
     stall_timeout_s: float = 60.0
     """Work is waiting and no step has ended for this long: the replica counts as stuck and is replaced."""
-    rank_timeout_s: float = 1.2
+    rank_timeout_s: float = 1.0
     """A rank's process that has not answered for this long is lost, and its group with it."""
     drain_timeout_s: float = 60.0
     """How long a replica that is being removed goes on with the requests it has."""

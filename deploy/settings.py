@@ -143,7 +143,7 @@ class ServeSettings(BaseSettings):
     """Longest request body."""
     stall_timeout_s: float = Field(60.0, gt=0)
     """A replica without a step for so long while work waits counts as stuck."""
-    rank_timeout_s: float = Field(1.2, gt=0)
+    rank_timeout_s: float = Field(1.0, gt=0)
     """A rank's process that has not answered for this long (stopped, or its host cut off) is lost with its group."""
     drain_timeout_s: float = Field(60.0, ge=0)
     """Time for the requests of a replica that is taken away, before they go on elsewhere."""

@@ -61,7 +61,17 @@ def test_prompts_found_in_the_cache_give_the_golden_tokens(llm: LLM) -> None:
         pytest.param({"max_num_batched_tokens": 16}, id="chunked prefill"),
         # Ten prompts with their outputs need more blocks than these.
         pytest.param({"num_gpu_blocks_override": 32, "enable_prefix_caching": False}, id="preemption"),
-        pytest.param({"tensor_parallel_size": 2, "cpu_threads": 1}, id="two ranks"),
+        pytest.param(
+            {
+                "tensor_parallel_size": 2,
+                "cpu_threads": 1,
+                "num_gpu_blocks_override": 32,
+                "enable_prefix_caching": False,
+                "preemption_mode": "swap",
+                "swap_space": 0.1,
+            },
+            id="two ranks that swap",
+        ),
     ],
 )
 def test_golden_tokens_come_out_of(options: dict[str, Any], demo_model: ModelFiles) -> None:
@@ -70,6 +80,9 @@ def test_golden_tokens_come_out_of(options: dict[str, Any], demo_model: ModelFil
         assert tokens(llm, PROMPTS) == EXPECTED
         if "num_gpu_blocks_override" in options:
             assert llm.load.num_preemptions > 0
+        if options.get("preemption_mode") == "swap":
+            assert llm.load.num_swap_preemptions > 0
+            assert llm.load.num_blocks_swapped_in > 0
     finally:
         llm.close()
 

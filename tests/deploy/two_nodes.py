@@ -21,6 +21,7 @@ os.environ |= {
 }
 
 import httpx
+import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -43,8 +44,21 @@ def rank_nodes() -> set[str]:
     }
 
 
+def stop_the_far_rank() -> float:
+    """SIGSTOP the rank that is not on the replica's node; return after how many seconds it and the replica are gone."""
+    family = psutil.Process().children(recursive=True)
+    (replica,) = (one for one in family if "ServeReplica:model" in " ".join(one.cmdline()))
+    ranks = [one for one in family if "RankActor" in " ".join(one.cmdline())]
+    (far,) = (rank for rank in ranks if rank.parent() != replica.parent())
+    stopped_s = time.monotonic()
+    far.suspend()
+    _, left = psutil.wait_procs([replica, *ranks], timeout=60)
+    assert not left, left
+    return time.monotonic() - stopped_s
+
+
 def main() -> None:
-    """Serve, kill the node of one rank, and ask again."""
+    """Serve, stop a rank, kill the node of one, and ask again each time."""
     (port,) = find_free_ports("127.0.0.1", 1, 19000 + os.getpid() % 1000)
     settings = make_settings(
         port=port, replicas=1, tensor_parallel_size=2, max_model_len=256, kv_cache_gib=0.1, cpu_threads=1,
@@ -72,6 +86,8 @@ def main() -> None:
             "texts": [answer()],
             "num_nodes": [len(rank_nodes())],
         }
+        found["stopped_rank_gone_s"] = stop_the_far_rank()
+        found["texts"].append(answer())
         victim = next(node for node in nodes if node.node_id in rank_nodes())
         lost_s = time.monotonic()
         cluster.remove_node(victim, allow_graceful=False)

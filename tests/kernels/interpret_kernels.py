@@ -14,6 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from paged_cache import make_cache
+from torch import Tensor
 
 from kernels import block_copy, draw, few_rows, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import decode_attention_work as decode_work
@@ -47,14 +48,21 @@ def check_draws() -> None:
         *(torch.tensor(x, dtype=torch.int32) for x in ([3], [4, 0, 2, 9], [16, 5, 33, 1], [7, -1, -1, 3]))
     )
     embedding, token_ids = torch.randn(50, 100), torch.randint(0, 50, (6, 40), dtype=torch.int32)
-    outs = []
-    for run in (prepare.decode_prepare, prepare.decode_prepare_ref):
-        tables = torch.arange(18, dtype=torch.int32).view(6, 3).clone()
-        positions, slots = torch.full((2, 4), 77)
-        hidden = torch.full((4, 100), 9.0)
-        run(columns, token_ids, tables, embedding, 16, positions, slots, hidden)
-        outs.append((tables, positions, slots, hidden))
-    assert all(torch.equal(got, wanted) for got, wanted in zip(*outs, strict=True))
+    whole: Tensor | None = None
+    for share in (range(50), range(20), range(20, 50)):
+        outs = []
+        for run in (prepare.decode_prepare, prepare.decode_prepare_ref):
+            tables = torch.arange(18, dtype=torch.int32).view(6, 3).clone()
+            positions, slots = torch.full((2, 4), 77)
+            hidden = torch.full((4, 100), 9.0)
+            own = embedding[share.start : share.stop]
+            run(columns, token_ids, tables, own, 16, positions, slots, hidden, share.start)
+            outs.append((tables, positions, slots, hidden))
+        assert all(torch.equal(got, wanted) for got, wanted in zip(*outs, strict=True))
+        whole = hidden if whole is None else whole - hidden
+    # What the ranks' shares add up to is what one rank has.
+    assert whole is not None
+    assert not whole.any()
 
 
 def check_block_copies() -> None:

@@ -158,7 +158,7 @@ def _share(num_bytes: int) -> tuple[Tensor, Tensor]:
     handle = symmetric_memory.rendezvous(own, group.group_name)
     own.zero_()
     torch.cuda.synchronize()
-    dist.barrier()  # nobody writes to memory that its owner is yet to clear
+    dist.barrier(device_ids=[device.index])  # nobody writes to memory that its owner is yet to clear
     return own, torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device="cuda")
 
 
