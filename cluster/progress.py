@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+from workers.engine.config import EngineConfig
+from workers.engine.cost_model import CostModel
+
+_TIMES_EXPECTED = 20
+"""A step that takes so much longer than the longest that is expected will not end: a busy host slows it by less."""
+_LEAST_S = 10.0
+"""No step counts as stuck sooner: a kernel may be compiled in it, whose shape no step had before."""
+
+
+def stall_limit_s(cost: CostModel, limits: EngineConfig, at_most_s: float) -> float:
+    """Return how long work may wait without a step ending, given what the largest step is expected to take."""
+    longest_s = cost.step_s(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.num_blocks * limits.block_size,
+        limits.max_num_batched_tokens * limits.max_model_len,
+    )
+    return min(at_most_s, max(_LEAST_S, _TIMES_EXPECTED * longest_s))
+
 
 class ProgressMonitor:
     """Judges signs of life; time comes in as an argument.

@@ -21,7 +21,7 @@ from cluster.engine_metrics import EngineCollector, EngineRow
 from cluster.group import RankGroup, host_address
 from cluster.logs import set_up_logs
 from cluster.node_exporter import NodeExporter, metrics_folder
-from cluster.progress import ProgressMonitor
+from cluster.progress import ProgressMonitor, stall_limit_s
 from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
 from workers.brain_client import BrainClient
@@ -61,7 +61,8 @@ class Replica:
             engine_config, cost = await self._load_ranks()
         await self._start_brain(engine_config, cost)
         await self._start_service(engine_config)
-        self._monitor = ProgressMonitor(config.stall_timeout_s, time.monotonic())
+        limit_s = stall_limit_s(cost, engine_config, config.stall_timeout_s)
+        self._monitor = ProgressMonitor(limit_s, time.monotonic())
         self._demand = DemandMeter(
             self._service.load, time.monotonic(), engine_config.max_num_seqs, engine_config.block_size
         )

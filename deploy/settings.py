@@ -142,7 +142,8 @@ class ServeSettings(BaseSettings):
     max_body_bytes: int = Field(8 << 20, ge=1024)
     """Longest request body."""
     stall_timeout_s: float = Field(60.0, gt=0)
-    """A replica without a step for so long while work waits counts as stuck."""
+    """A replica without a step for so long while work waits counts as stuck; sooner, from 10 s on, if that is 20 times
+    what its largest step is expected to take."""
     rank_timeout_s: float = Field(1.0, gt=0)
     """A rank's process that has not answered for this long (stopped, or its host cut off) is lost with its group."""
     drain_timeout_s: float = Field(60.0, ge=0)

@@ -83,6 +83,9 @@ def test_golden_tokens_come_out_of(options: dict[str, Any], demo_model: ModelFil
         if options.get("preemption_mode") == "swap":
             assert llm.load.num_swap_preemptions > 0
             assert llm.load.num_blocks_swapped_in > 0
+            # The first of two ranks has two of three KV heads: its blocks are twice as large, and its memory decides.
+            block_bytes = 30 * 2 * 2 * 16 * 64 * 4  # layers, K and V, heads, tokens, head size, float32
+            assert llm.load.num_host_blocks == int(0.1 * 2**30) // block_bytes
     finally:
         llm.close()
 
