@@ -38,17 +38,18 @@ class Streams:
     positions: Tensor
 
 
-def exponentials(streams: Streams, race: int, num_lanes: int) -> Tensor:
-    """Return [num_rows, num_lanes] float64, distributed exponentially with mean 1; other races, other numbers."""
-    lanes = torch.arange(-(-num_lanes // 4), device=streams.seeds.device)
+def exponentials(streams: Streams, num_lanes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return numbers distributed exponentially with mean 1, float64: [num_rows, lanes] for each race."""
+    device = streams.seeds.device
+    # A counter gives four lanes their words. All races at once: on a CPU calls cost more than numbers.
+    counts = [-(-count // 4) for count in num_lanes]
+    lanes = torch.cat([torch.arange(count, device=device) for count in counts])[None, :]
+    races = torch.cat([torch.full((count,), race, device=device) for race, count in enumerate(counts)])
     seeds = streams.seeds[:, None]
-    counter = (
-        (streams.positions & _MASK)[:, None],
-        (streams.choice_indexes & _MASK)[:, None],
-        lanes[None, :],
-        lanes[None, :] * 0 + race,
-    )
-    words = torch.stack(philox_4x32((seeds & _MASK, (seeds >> 32) & _MASK), counter), dim=-1)
-    words = words.view(words.shape[0], -1)[:, :num_lanes]
+    positions, choices = streams.positions[:, None] & _MASK, streams.choice_indexes[:, None] & _MASK
+    words = philox_4x32((seeds & _MASK, (seeds >> 32) & _MASK), (positions, choices, lanes, races[None, :]))
+    numbers = torch.stack(words, dim=-1).flatten(1).double()
     # The logarithm of a number close to 1 is precise: small results, which win races, have all their digits.
-    return -torch.log(1.0 - (words.double() + 0.5) / 4294967296.0)
+    times = numbers.add_(0.5).mul_(-1.0 / 4294967296.0).add_(1.0).log_().neg_()
+    parts = times.split([4 * count for count in counts], dim=1)
+    return tuple(part[:, :count] for part, count in zip(parts, num_lanes, strict=True))

@@ -14,6 +14,7 @@ from kernels.philox import Streams, exponentials
 STRETCH = 256
 """Tokens that race together."""
 STRETCH_RACE, TOKEN_RACE = 0, 1
+"""Numbers of the two races."""
 
 
 def sample(
@@ -109,7 +110,8 @@ def _race(weights: Tensor, streams: Streams) -> Tensor:
         weights = torch.nn.functional.pad(weights, (0, num_stretches * STRETCH - vocab))
     stretches = weights.view(num_rows, num_stretches, STRETCH)
     sums = stretches.sum(-1, dtype=torch.float64)
-    stretch = (exponentials(streams, STRETCH_RACE, num_stretches) / sums).argmin(-1)
+    heats, finals = exponentials(streams, (num_stretches, STRETCH))
+    stretch = (heats / sums).argmin(-1)
     inside = stretches[torch.arange(num_rows, device=weights.device), stretch].double()
-    token = (exponentials(streams, TOKEN_RACE, STRETCH) / inside).argmin(-1)
+    token = (finals / inside).argmin(-1)
     return stretch * STRETCH + token

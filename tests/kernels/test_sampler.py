@@ -75,8 +75,7 @@ def streams_of(num_rows: int) -> Streams:
 
 
 def test_waiting_times_are_exponential_and_independent() -> None:
-    times = exponentials(streams_of(1000), race=0, num_lanes=101)
-    others = exponentials(streams_of(1000), race=1, num_lanes=101)
+    times, others = exponentials(streams_of(1000), (101, 101))
 
     assert times.shape == (1000, 101)
     assert times.min() > 0.0
