@@ -83,12 +83,13 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
-    check_cluster(settings, files, read_model_config(files))
+    model = read_model_config(files)
+    check_cluster(settings, files, model)
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:
         _check_writable(trace_folder)
     replica = settings.replica_config(str(files.path), files.name)
-    served = served_model_config(settings, files)
+    served = served_model_config(settings, files, model)
     ingress = IngressConfig(
         models=(served,),
         policy=settings.policy,

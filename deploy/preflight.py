@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.settings import ServeSettings
 from workers.checkpoint.model_config import ModelConfig
-from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.source import DEMO_MODEL, ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.errors import InvalidRequest, UnknownModel
 from workers.model.sharding import make_shard
@@ -32,7 +32,8 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     _check_weights(settings, files)
     _check_devices(settings)
     _check_kv_memory(settings, model)
-    load_vocabulary(text_files(settings, files))
+    if files.name != DEMO_MODEL or settings.tokenizer is not None:  # the demo's is known, and takes seconds
+        load_vocabulary(text_files(settings, files))
 
 
 def text_files(settings: ServeSettings, files: ModelFiles) -> ModelFiles:

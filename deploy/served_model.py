@@ -9,18 +9,20 @@ from deploy.preflight import check_length, text_files
 from deploy.settings import ServeSettings
 from router.config import ServedModelConfig
 from router.text.chat_template import ChatTemplate
-from workers.checkpoint.model_config import read_model_config
+from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
 
 
-def served_model_config(settings: ServeSettings, files: ModelFiles) -> ServedModelConfig:
-    """The text side of the model in ``files``.
+def served_model_config(
+    settings: ServeSettings, files: ModelFiles, model: ModelConfig | None = None
+) -> ServedModelConfig:
+    """The text side of the model in ``files``; ``model`` is its config where that has been read already.
 
     Raises:
         InvalidRequest: a setting does not fit the model.
     """
-    model = read_model_config(files)
+    model = model or read_model_config(files)
     check_length(settings, files, model)
     max_model_len = settings.max_model_len or model.max_position_embeddings
     names = settings.served_names(files.name)

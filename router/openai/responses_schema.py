@@ -213,7 +213,7 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     reasoning: ReasoningOptions | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     tools: list[FunctionTool] | None = Field(None, fail_fast=True)
     tool_choice: ToolChoice | None = None
     previous_response_id: Any = None
@@ -227,3 +227,11 @@ class ResponsesBody(Body):
         if value is not None:
             raise ValueError(_STORED)
         return None
+
+    @field_validator("background")
+    @classmethod
+    def answers_at_once(cls, value: bool | None) -> bool | None:
+        """False only: an answer that is not waited for would have to be stored."""
+        if value:
+            raise ValueError(_STORED)
+        return value

@@ -157,6 +157,7 @@ async def test_an_error_after_the_stream_began_is_an_error_event(make_edge) -> N
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
+        ({"background": 0}, "background"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"role": "wizard", "content": "a"}]}, "input[0].role"),
