@@ -60,6 +60,7 @@ def request_to_wire(request: EngineRequest) -> pb.Submit:
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs,
             pooling=params.pooling or "",
+            num_prompt_logprobs=params.num_prompt_logprobs,
             grammar=params.grammar,
             thinking_end=params.thinking_end,
             thinking_budget=params.thinking_budget,
@@ -113,6 +114,9 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
             ignore_eos=params.ignore_eos,
             num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
             pooling=_pooling(params.pooling),
+            num_prompt_logprobs=(
+                params.num_prompt_logprobs if params.HasField("num_prompt_logprobs") else None
+            ),
             grammar=params.grammar,
             thinking_end=tuple(params.thinking_end),
             thinking_budget=params.thinking_budget if params.HasField("thinking_budget") else None,
@@ -153,12 +157,9 @@ def output_to_wire(output: TokenOutput, request_id: str) -> pb.TokenOutput:
     if output.waited_s is not None:
         message.waited_s = output.waited_s
     if output.logprobs is not None:
-        message.logprobs.extend(
-            pb.TokenLogprobs(
-                sampled=entry.sampled, top_token_ids=entry.top_token_ids, top_logprobs=entry.top_logprobs
-            )
-            for entry in output.logprobs
-        )
+        message.logprobs.extend(map(_logprobs_to_wire, output.logprobs))
+    if output.prompt_logprobs is not None:
+        message.prompt_logprobs.extend(map(_logprobs_to_wire, output.prompt_logprobs))
     return message
 
 
@@ -176,8 +177,15 @@ def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
         error_param=message.error_param or None,
         is_user_error=message.is_user_error,
         pooled=message.pooled or None,
+        prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs) if message.prompt_logprobs else None,
         waited_s=message.waited_s if message.HasField("waited_s") else None,
         num_host_cached_tokens=message.num_host_cached_tokens,
+    )
+
+
+def _logprobs_to_wire(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        sampled=entry.sampled, top_token_ids=entry.top_token_ids, top_logprobs=entry.top_logprobs
     )
 
 

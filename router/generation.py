@@ -37,6 +37,8 @@ class TextParams:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    is_silent: bool = False
+    """The prompt is all that is asked about: the one token that the engine gives is dropped."""
 
 
 class Delta(NamedTuple):
@@ -54,6 +56,7 @@ class Choice:
 
     __slots__ = (
         "_detokenizer",
+        "_is_silent",
         "_mailbox",
         "_stops",
         "course",
@@ -62,6 +65,7 @@ class Choice:
         "journal",
         "num_cached_tokens",
         "pooled",
+        "prompt_logprobs",
         "stop_reason",
     )
 
@@ -75,6 +79,9 @@ class Choice:
         """The stop string or stop token id that ended it; None for the model's own end."""
         self.num_cached_tokens: int | None = None
         self.course = Course()
+        self.prompt_logprobs: Sequence[pb.TokenLogprobs] = ()
+        """Of the prompt's tokens from the second on, where ``params.num_prompt_logprobs`` asked for them."""
+        self._is_silent = text.is_silent
         self.pooled = b""
         """The prompt's vector, float32 little-endian, where ``params.pooling`` asked for one."""
         self._detokenizer = Detokenizer(table, skip_special_tokens=text.skip_special_tokens)
@@ -104,6 +111,12 @@ class Choice:
             self.course.num_host_cached_tokens = output.num_host_cached_tokens
         if output.pooled:
             self.pooled = output.pooled
+        if output.prompt_logprobs and not self.prompt_logprobs:
+            self.prompt_logprobs = list(output.prompt_logprobs)
+        if self._is_silent:
+            if output.token_ids:
+                self.end(FinishReason.LENGTH, deltas)
+            return not output.finish_reason
         token_ids = output.token_ids
         logprobs = output.logprobs
         stop_token_id = output.stop_token_id if output.HasField("stop_token_id") else None

@@ -218,6 +218,12 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             output.num_cached_tokens = 0
             output.waited_s = 0.25
             running.is_first = False
+            if params.HasField("num_prompt_logprobs"):
+                for prompt_id in submit.prompt_token_ids[1:]:
+                    top = [prompt_id + i for i in range(params.num_prompt_logprobs)]
+                    output.prompt_logprobs.add(
+                        sampled=-0.25, top_token_ids=top, top_logprobs=[-0.25 - i for i in range(len(top))]
+                    )
         ends = () if params.ignore_eos else self.eos_token_ids
         if token_id in ends or token_id in params.stop_token_ids:
             output.finish_reason, output.stop_token_id = "stop", token_id

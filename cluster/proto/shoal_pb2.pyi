@@ -39,7 +39,7 @@ class Submit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., hash_root: _Optional[bytes] = ..., params: _Optional[_Union[ChoiceParams, _Mapping]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ChoiceParams(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice_index", "stop_token_ids", "ignore_eos", "num_logprobs", "pooling", "grammar", "thinking_end", "thinking_budget", "allowed_token_ids", "bad_words")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice_index", "stop_token_ids", "ignore_eos", "num_logprobs", "pooling", "grammar", "thinking_end", "thinking_budget", "allowed_token_ids", "bad_words", "num_prompt_logprobs")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class ChoiceParams(_message.Message):
     THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -89,7 +90,8 @@ class ChoiceParams(_message.Message):
     thinking_budget: int
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., pooling: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking_end: _Optional[_Iterable[int]] = ..., thinking_budget: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., pooling: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking_end: _Optional[_Iterable[int]] = ..., thinking_budget: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("token_ids",)
@@ -152,7 +154,7 @@ class Step(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "waited_s", "num_host_cached_tokens")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "prompt_logprobs", "waited_s", "num_host_cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class TokenOutput(_message.Message):
     ERROR_PARAM_FIELD_NUMBER: _ClassVar[int]
     IS_USER_ERROR_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -177,9 +180,10 @@ class TokenOutput(_message.Message):
     error_param: str
     is_user_error: bool
     pooled: bytes
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     waited_s: float
     num_host_cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ..., waited_s: _Optional[float] = ..., num_host_cached_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., waited_s: _Optional[float] = ..., num_host_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("sampled", "top_token_ids", "top_logprobs")

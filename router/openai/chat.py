@@ -11,7 +11,7 @@ from router.openai import sse
 from router.openai.answer import GenerationResponse
 from router.openai.chat_message import GrowingMessage
 from router.openai.chat_request import prepare_chat
-from router.openai.logprobs import chat_logprobs
+from router.openai.logprobs import chat_logprobs, scored_prompt
 from router.openai.metrics import Metrics
 from router.openai.schema import ChatBody
 from router.openai.usage import usage_object
@@ -168,7 +168,16 @@ class ChatEncoder:
             "object": "chat.completion",
             "choices": choices,
             "usage": usage_object(generation),
+            **self._scored(generation.choices[0]),
         }
+
+    def _scored(self, choice: Choice) -> dict[str, Any]:
+        """vLLM's ``prompt_logprobs``, where asked for."""
+        num_top = choice.journal.params.num_prompt_logprobs
+        if num_top is None:
+            return {}
+        prompt = choice.journal.prompt.token_ids
+        return {"prompt_logprobs": scored_prompt(prompt, choice.prompt_logprobs, num_top, self._table)}
 
     def _message(self, index: int) -> dict[str, Any]:
         if self._messages is None:

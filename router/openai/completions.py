@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from router.generation import Delta, Generation
+from router.generation import Choice, Delta, Generation
 from router.ingress import Ingress, ServedModel
 from router.journal import Prompt, PromptTerms
 from router.openai import sse
 from router.openai.answer import GenerationResponse
 from router.openai.contest import Contest
-from router.openai.logprobs import CompletionLogprobs, join_entries
+from router.openai.logprobs import CompletionLogprobs, echoed_entries, join_entries, scored_prompt
 from router.openai.metrics import Metrics
 from router.openai.sampling import (
     check_num_logprobs,
@@ -54,14 +55,20 @@ async def answer_completion(
     max_tokens = resolve_max_tokens(
         body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
-    num_given = body.n or 1
+    num_given, given_prompt_logprobs = body.n or 1, body.prompt_logprobs
     num_choices = max(body.best_of or 1, num_given)
     num_logprobs = 0 if num_choices > num_given and body.logprobs is None else body.logprobs
+    text = text_params(body)
+    if body.echo and body.logprobs is not None:
+        body = body.model_copy(update={"prompt_logprobs": body.logprobs})
+    if max_tokens == 0 and body.prompt_logprobs is not None:
+        # The engine gives a token at least; what it says of the prompt is all that is wanted.
+        max_tokens, text = 1, replace(text, is_silent=True)
     params = choice_params(
         body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar, num_choices
     )
     completion_id = f"cmpl-{request_id}"
-    generation = ingress.generation(model, completion_id, prompts, params, text_params(body))
+    generation = ingress.generation(model, completion_id, prompts, params, text)
     if max_tokens == 0:
         generation.end_at_once()
     encoder = CompletionEncoder(
@@ -73,6 +80,7 @@ async def answer_completion(
         table,
         with_usage=body.wants_usage_chunk,
         contest=Contest(num_given, num_choices) if num_choices > num_given else None,
+        num_prompt_logprobs=given_prompt_logprobs,
     )
     return GenerationResponse(generation, encoder, metrics.timer(model.name), is_stream=bool(body.stream))
 
@@ -91,6 +99,7 @@ class CompletionEncoder:
         *,
         with_usage: bool,
         contest: Contest | None = None,
+        num_prompt_logprobs: int | None = None,
     ) -> None:
         self._envelope = {
             "id": completion_id,
@@ -101,6 +110,10 @@ class CompletionEncoder:
         self._echoes = echoes
         self._with_usage = with_usage
         self._contest = contest
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self._num_logprobs = num_logprobs
+        self._table = table
+        self._is_echoed = [False] * len(echoes)
         self._texts: list[list[str]] = [[echo] for echo in echoes]
         self._logprobs = (
             [CompletionLogprobs(num_logprobs, table, len(echo)) for echo in echoes]
@@ -113,12 +126,19 @@ class CompletionEncoder:
         )
 
     def begin(self) -> bytes:
-        """The prompts, where they are echoed."""
+        """The prompts, where they are echoed without log-probabilities: those come with the first token."""
+        if self._logprobs is not None:
+            return b""
         return b"".join(self._frame.text(i, echo) for i, echo in enumerate(self._echoes) if echo)
 
     def chunk(self, delta: Delta) -> bytes:
         """Text as it comes; the finish reason in a chunk of its own."""
         index = delta.choice.index
+        if self._logprobs is not None and self._echoes[index] and not self._is_echoed[index]:
+            self._is_echoed[index] = True
+            return self._frame.text_with_logprobs(
+                index, self._echoes[index], self._echoed(delta.choice)
+            ) + self.chunk(delta)
         if delta.logprobs is not None and self._logprobs is not None:
             return self._frame.text_with_logprobs(
                 index, delta.text, self._logprobs[index].entry(delta, delta.logprobs)
@@ -159,13 +179,30 @@ class CompletionEncoder:
             {
                 "index": number,
                 "text": "".join(self._texts[choice.index]),
-                "logprobs": None if self._logprobs is None else join_entries(self._entries[choice.index]),
+                "logprobs": None if self._logprobs is None else self._joined(choice),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
+                **self._scored(choice),
             }
             for number, choice in enumerate(given)
         ]
         return {**self._envelope, "choices": choices, "usage": usage_object(generation)}
+
+    def _echoed(self, choice: Choice) -> dict[str, list[Any]]:
+        assert self._num_logprobs is not None, "asked for, else there is nothing to echo them with"
+        prompt = choice.journal.prompt.token_ids
+        return echoed_entries(prompt, choice.prompt_logprobs, self._num_logprobs, self._table)
+
+    def _joined(self, choice: Choice) -> dict[str, list[Any]]:
+        entries = self._entries[choice.index]
+        return join_entries([self._echoed(choice), *entries] if self._echoes[choice.index] else entries)
+
+    def _scored(self, choice: Choice) -> dict[str, Any]:
+        if self._num_prompt_logprobs is None:
+            return {}
+        prompt = choice.journal.prompt.token_ids
+        scores = choice.prompt_logprobs
+        return {"prompt_logprobs": scored_prompt(prompt, scores, self._num_prompt_logprobs, self._table)}
 
 
 def _check_completion(body: CompletionBody) -> None:
@@ -175,10 +212,8 @@ def _check_completion(body: CompletionBody) -> None:
         raise InvalidRequest(
             "best_of: the best are known at the end only, they cannot be streamed", "best_of"
         )
-    if body.max_tokens == 0 and not body.echo:
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest("max_tokens: must be at least 1 unless the prompt is echoed", "max_tokens")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("logprobs: not supported for echoed prompts", "logprobs")
 
 
 async def _prompt(

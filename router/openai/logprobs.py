@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.proto import shoal_pb2 as pb
 from router.generation import Delta
-from router.text.detokenizer import TokenTable
+from router.text.detokenizer import Detokenizer, TokenTable
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot say (as in vLLM)."""
@@ -46,6 +47,52 @@ class CompletionLogprobs:
             "top_logprobs": [{_spelling(i, self._table): _finite(value) for i, value in top}],
             "text_offset": [offset],
         }
+
+
+def scored_prompt(
+    token_ids: Sequence[int], scores: Sequence[pb.TokenLogprobs], num_top: int, table: TokenTable
+) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: of each token of the prompt, by token id; nothing is known of the first."""
+    found: list[dict[str, Any] | None] = [None]
+    for token_id, score in zip(token_ids[1:], scores, strict=True):
+        ranked = list(zip(score.top_token_ids, score.top_logprobs, strict=True))[:num_top]
+        ranks = {i: rank for rank, (i, _) in enumerate(ranked, start=1)}
+        found.append(
+            {
+                str(i): {
+                    "logprob": _finite(value),
+                    "rank": ranks.get(i),
+                    "decoded_token": _spelling(i, table),
+                }
+                for i, value in [(token_id, score.sampled), *ranked]
+            }
+        )
+    return found
+
+
+def echoed_entries(
+    token_ids: Sequence[int], scores: Sequence[pb.TokenLogprobs], num_top: int, table: TokenTable
+) -> dict[str, list[Any]]:
+    """The four lists, of an echoed prompt's tokens; nothing is known of the first."""
+    tokens = [_spelling(i, table) for i in token_ids]
+    offsets, text = [], Detokenizer(table)
+    num_chars = 0
+    for token_id in token_ids:
+        offsets.append(num_chars)
+        num_chars += len(text.push(token_id))
+    tops = [
+        {
+            _spelling(i, table): _finite(value)
+            for i, value in zip(score.top_token_ids[:num_top], score.top_logprobs[:num_top], strict=True)
+        }
+        for score in scores
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None, *(_finite(score.sampled) for score in scores)][: len(tokens)],
+        "top_logprobs": [None, *tops][: len(tokens)],
+        "text_offset": offsets,
+    }
 
 
 def join_entries(entries: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -48,6 +48,10 @@ def check_sampling(
             raise InvalidRequest(
                 f"stop_token_ids: {token_id} is beyond the vocabulary of {vocab_size}", "stop_token_ids"
             )
+    if body.prompt_logprobs is not None:
+        check_num_logprobs(body.prompt_logprobs, "prompt_logprobs", limits)
+        if body.stream:
+            raise InvalidRequest("prompt_logprobs: only without stream", "prompt_logprobs")
     for token_id in body.allowed_token_ids or ():
         if token_id >= vocab_size:
             raise InvalidRequest(
@@ -137,6 +141,7 @@ def choice_params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
         grammar=grammar.text if grammar is not None else "",
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         bad_words=_bad_words(body.bad_words or (), tokenizer),

@@ -109,8 +109,9 @@ class SamplingBody(WithoutEffect, StructuredFields):
     """Share cached prefixes with requests of the same salt alone."""
     use_beam_search: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0)
+    """Log-probabilities of the prompt's own tokens, and of so many likeliest in place of each."""
 
-    @field_validator("use_beam_search", "prompt_logprobs")
+    @field_validator("use_beam_search")
     @classmethod
     def must_be_off(cls, value: Any) -> Any:
         """Refused rather than dropped."""

@@ -37,6 +37,7 @@ def test_a_request_survives_the_wire(
         max_tokens=7, temperature=temperature, seed=seed, num_logprobs=num_logprobs, logit_bias=bias,
         stop_token_ids=(3, 4), ignore_eos=True, choice_index=2, pooling="last", grammar="start: /é+/",
         thinking_end=(8, 9), thinking_budget=num_logprobs, allowed_token_ids=(5,), bad_words=((1, 2), (3,)),
+        num_prompt_logprobs=num_logprobs,
     )  # fmt: skip
     request = EngineRequest(
         "a", prompt, params, output, [b"x" * 16, b"y" * 16], b"root", priority=-3, arrival_s=1.5

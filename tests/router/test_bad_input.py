@@ -133,9 +133,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"best_of": 10**9}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"suffix": "end"}, "suffix"),
-    ({"echo": True, "logprobs": 1}, "logprobs"),
 ]
 
 

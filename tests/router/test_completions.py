@@ -151,3 +151,54 @@ async def test_priorities_bad_words_and_allowed_tokens_reach_the_engine(make_edg
     assert submit.priority == -3
     assert [bytes(word.token_ids) for word in submit.params.bad_words] == [b"no", b" no"]
     assert list(submit.params.allowed_token_ids) == [3, 5]
+
+
+async def test_an_echo_has_the_log_probabilities_of_its_prompt(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("!?")))
+    fields = {"prompt": "né", "echo": True, "logprobs": 1, "max_tokens": 2}
+
+    whole = (await edge.complete(**fields)).json()["choices"][0]
+    streamed = (await edge.complete(**fields, stream=True)).text
+
+    assert whole["text"] == "né!?"
+    logprobs = whole["logprobs"]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.25, -0.5, -0.5]
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 3]
+    assert logprobs["top_logprobs"][0] is None
+    assert len(logprobs["tokens"]) == 5
+    chunks = [json.loads(e.removeprefix("data: ")) for e in streamed.split("\n\n") if e.startswith("data: {")]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == "né!?"
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert [value for part in parts for value in part["token_logprobs"]] == logprobs["token_logprobs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_may_be_scored_without_a_token_more(make_edge, stream: bool) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("!?")))
+
+    answer = await edge.complete(prompt="abc", echo=True, logprobs=0, max_tokens=0, stream=stream)
+
+    assert "!" not in answer.text
+    if not stream:
+        body = answer.json()
+        assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.25, -0.25]
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_prompt_logprobs_are_told_by_token_id(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("!")))
+
+    plain = (await edge.complete(prompt="ab", prompt_logprobs=2, max_tokens=1)).json()["choices"][0]
+    chat = (await edge.chat(prompt_logprobs=0, max_tokens=1)).json()
+    without = (await edge.chat(max_tokens=1)).json()
+
+    first, second = plain["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"},
+        "99": {"logprob": -1.25, "rank": 2, "decoded_token": "c"},
+    }
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in without

@@ -136,7 +136,7 @@ class Engine:
         block_size, cache = self.config.block_size, self._scheduler.cache
         finished = Status.FINISHED
         outputs: list[TokenOutput] = []
-        logprobs, pooled = result.logprobs, result.pooled
+        logprobs, pooled, scored = result.logprobs, result.pooled, result.prompt_logprobs
         for index, (request, token_id) in enumerate(zip(step.sampling, result.token_ids, strict=True)):
             request.num_in_flight -= 1
             if request.status is finished:
@@ -160,6 +160,7 @@ class Engine:
                     finish_reason,
                     logprobs[index] if logprobs else None,
                     pooled[index] if pooled else None,
+                    scored[index] if scored else None,
                 )
             )
             if num_known % block_size == 0:
@@ -257,6 +258,7 @@ def _output(
     finish_reason: FinishReason | None,
     logprobs: TokenLogprobs | None,
     pooled: bytes | None = None,
+    prompt_logprobs: list[TokenLogprobs] | None = None,
 ) -> TokenOutput:
     """What one step says to one request; the first output tells also how it began."""
     is_first = not request.reported
@@ -274,6 +276,7 @@ def _output(
         waited_s=request.waited_s if is_first else None,
         pooled=pooled,
         num_host_cached_tokens=request.num_host_cached_tokens if is_first else 0,
+        prompt_logprobs=prompt_logprobs if is_first else None,
     )
 
 

@@ -277,4 +277,5 @@ class KVCache:
 
 
 def _needs_all_tokens(request: RequestState) -> bool:
-    return request.request.params.pooling == "mean"
+    params = request.request.params
+    return params.pooling == "mean" or params.num_prompt_logprobs is not None

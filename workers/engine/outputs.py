@@ -33,6 +33,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """The vector that ``ChoiceParams.pooling`` asked for, float32 little-endian."""
     num_host_cached_tokens: int = 0
     """Of ``num_cached_tokens``, brought back from the host."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second on; set in the first output only, where asked for."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -121,6 +121,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """From the start of the step's work on the rank to its sampled tokens."""
     pooled: list[bytes | None] | None = None
     """Vectors of rows that end with one, float32 little-endian; None when no row does."""
+    prompt_logprobs: list[list[TokenLogprobs] | None] | None = None
+    """Of sampling rows whose prompts are scored: their tokens from the second on; None when there is none."""
     copied: int = -1
     """All copies of plans up to this one are done."""
     num_copied_blocks: int = 0

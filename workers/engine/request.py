@@ -51,6 +51,8 @@ class ChoiceParams:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None: no logprobs; k: of the sampled token and of the k likeliest."""
+    num_prompt_logprobs: int | None = None
+    """None: no log-probabilities of the prompt's own tokens; k: of each, and of the k likeliest in its place."""
     grammar: str = ""
     """What the output must match, as ``workers.grammar`` compiles it; empty means anything. Not for ranks."""
     thinking_end: tuple[int, ...] = ()

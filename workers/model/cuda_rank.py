@@ -19,6 +19,7 @@ from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
 from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
+from workers.model.prompt_scorer import ScoredPrompts
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
 from workers.model.row_sampler import SampledLogprobs, SampledRow
@@ -52,6 +53,7 @@ class _Launched:
     """Which of the sampled rows ``logprobs`` speaks of."""
     pooled: PooledRows | None = None
     deferred: _Deferred | None = None
+    scored: ScoredPrompts | None = None
 
 
 class CudaRank(Rank):
@@ -132,6 +134,7 @@ class CudaRank(Rank):
         told = logprobs if any(some is not None for _, some in found) else None
         elapsed_s = step.started.elapsed_time(step.done) / 1e3
         pooled = step.pooled.by_row(len(step.token_ids)) if step.pooled is not None else None
+        scored = step.scored.by_row(len(step.token_ids)) if step.scored is not None else None
         copies = self._report_copies(step.plan)
         return StepResult(
             step.plan.step_id,
@@ -139,6 +142,7 @@ class CudaRank(Rank):
             told,
             elapsed_s,
             pooled,
+            scored,
             copies.copied,
             copies.num_blocks,
             copies.elapsed_s,
@@ -175,12 +179,14 @@ class CudaRank(Rank):
             self._is_plain[new.row] = is_plain(new.params)
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
+        self._scorer.enter(plan.new_rows)
         self._buffers.enter(plan.new_rows)
         is_decode = (
             self._graphs is not None
             and all(plan.samples)
             and max(plan.num_tokens) == 1
             and not self._pooler.wants(plan)
+            and not self._scorer.wants(plan)
         )
         run = self._run_decode if is_decode else self._run_mixed
         return run(plan, started)
@@ -213,6 +219,7 @@ class CudaRank(Rank):
         else:
             attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
         pooled = self._pool(plan, attended, residual)
+        scored = self._score(plan, attended, residual)
         logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
         if rows:
             buffers, columns = self._buffers, self._buffers.columns
@@ -226,7 +233,7 @@ class CudaRank(Rank):
                 buffers.drawn,
                 buffers.scratch,
             )
-        return self._finish(plan, started, rows, last_positions, logits, pooled)
+        return replace(self._finish(plan, started, rows, last_positions, logits, pooled), scored=scored)
 
     def _finish(
         self,

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from workers.model.device import choose_dtype, read_cpu_flags
 from workers.model.kv_pool import KVLayout, cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
+from workers.model.prompt_scorer import PromptScorer, ScoredPrompts
 from workers.model.rank_config import BlockCounts, RankConfig
 from workers.model.row_sampler import RowSampler, SampledLogprobs
 from workers.model.tensor_parallel import TensorParallelGroup
@@ -48,6 +49,7 @@ class _Launched:
     token_ids: Tensor
     logprobs: SampledLogprobs | None
     pooled: PooledRows | None
+    scored: ScoredPrompts | None
     done: torch.cuda.Event | None
     """None on a CPU."""
 
@@ -154,6 +156,7 @@ class Rank:
         self._copies = self._make_copies(self._kv_cache, num_host_blocks) if num_host_blocks else None
         self._batch = Batch(config.max_num_seqs, self.max_model_len, config.block_size, self.device)
         self._pooler = Pooler()
+        self._scorer = PromptScorer()
         self._sampler = RowSampler(config.max_num_seqs, self.model_config.eos_token_ids, self._batch)
 
     def warm_up(self) -> None:
@@ -196,6 +199,9 @@ class Rank:
             logprobs=launched.logprobs.by_row() if launched.logprobs is not None else None,
             elapsed_s=time.perf_counter() - launched.started_s,
             pooled=launched.pooled.by_row(len(launched.token_ids)) if launched.pooled is not None else None,
+            prompt_logprobs=(
+                launched.scored.by_row(len(launched.token_ids)) if launched.scored is not None else None
+            ),
             copied=copies.copied,
             num_copied_blocks=copies.num_blocks,
             copied_s=copies.elapsed_s,
@@ -233,13 +239,15 @@ class Rank:
             self._copies.begin(plan)
         started_s = time.perf_counter()
         if not plan.rows:  # it was there for its masks or copies alone
-            return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None)
+            return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None, None)
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
+        self._scorer.enter(plan.new_rows)
         inputs = self._batch.inputs(plan, self._min_num_tokens)
         attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
         pooled = self._pool(plan, attended, residual)
+        scored = self._score(plan, attended, residual)
         logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
         scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
         rows = [
@@ -258,7 +266,7 @@ class Rank:
                 token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
             self._group.broadcast(token_ids)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
-        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, None))
+        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, scored, None))
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
@@ -285,6 +293,14 @@ class Rank:
             plan, lambda tokens: self._decoder.hidden(attended, residual, tokens), self.device
         )
 
+    def _score(self, plan: StepPlan, attended: Tensor, residual: Tensor) -> ScoredPrompts | None:
+        """Log-probabilities of prompts that end with this step, where any were asked for."""
+        if not self._scorer.wants(plan):
+            return None
+        return self._scorer.score(
+            plan, lambda tokens: self._decoder.logits(attended, residual, tokens), self.device
+        )
+
     def _send_home(self, launched: _Launched) -> _Launched:
         """Start the copies to the host and mark their end."""
         if self.device.type != "cuda":
@@ -296,7 +312,7 @@ class Rank:
         token_ids = _copy_to_host(launched.token_ids)
         done = torch.cuda.Event()
         done.record()
-        return _Launched(launched.plan, launched.started_s, token_ids, logprobs, launched.pooled, done)
+        return replace(launched, token_ids=token_ids, logprobs=logprobs, done=done)
 
     @torch.inference_mode()
     def _choose_padding(self) -> int:
