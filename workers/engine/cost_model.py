@@ -103,6 +103,8 @@ class CostFit:
         size = len(self._scales)
         self._products = [[0.0] * size for _ in range(size)]
         self._targets = [0.0] * size
+        self._importance = 1.0
+        """Of the last step in the sums."""
         self._errors: deque[float] = deque(maxlen=100)
         # The start counts as one typical step, so that the first one measured does not decide alone.
         typical = StepWork(num_decodes=16)
@@ -122,18 +124,19 @@ class CostFit:
         """Learn from one step; one without time or work says nothing."""
         if elapsed_s <= 0 or not (work.num_decodes or work.num_prefill_tokens):
             return
-        parts = self._parts(work)
-        weights, products, targets = self._weights, self._products, self._targets
-        predicted_s = sum(weight * part for weight, part in zip(weights, parts, strict=True))
+        weights, parts = self._weights, self._parts(work)
+        predicted_s = sum(weights[index] * part for index, part in parts)
         self._errors.append(abs(predicted_s - elapsed_s) / elapsed_s)
-        features = self._note(parts, elapsed_s)
-        # A weight of inertia beside the largest product, so that it means the same whatever the scales.
+        self._note(parts, elapsed_s)
+        products, targets = self._products, self._targets
+        inertia = _INERTIA * self._importance / elapsed_s**2
         for _ in range(_SWEEPS):
-            for index, row in enumerate(products):
-                inertia = _INERTIA * features[index] ** 2 + 1e-9
-                rest = sum(one * weight for one, weight in zip(row, weights, strict=True))
-                step = (targets[index] - rest) / (row[index] + inertia)
-                weights[index] = max(0.0, weights[index] + step)
+            for index, part in parts:
+                row = products[index]
+                excess = targets[index]
+                for product, weight in zip(row, weights, strict=True):
+                    excess -= product * weight
+                weights[index] = max(0.0, weights[index] + excess / (row[index] + inertia * part * part))
         base_s, per_sequence_s, per_token_s, per_context_token_s, per_attended_s = (
             weight * scale for weight, scale in zip(weights, self._scales, strict=True)
         )
@@ -157,16 +160,22 @@ class CostFit:
         copy_block_s = cost.copy_block_s + _COPY_RATE * (measured_s - cost.copy_block_s)
         self._cost = replace(cost, copy_block_s=copy_block_s)
 
-    def _parts(self, work: StepWork) -> list[float]:
-        """What the step would take, coefficient by coefficient, if all weights were 1."""
+    def _parts(self, work: StepWork) -> list[tuple[int, float]]:
+        """What the step would take if all weights were 1, by coefficient; those that it uses."""
         amounts = (1, work.num_decodes, work.num_prefill_tokens, work.num_context_tokens, work.num_attended)
-        return [amount * scale for amount, scale in zip(amounts, self._scales, strict=True)]
+        return [(index, amount * self._scales[index]) for index, amount in enumerate(amounts) if amount]
 
-    def _note(self, parts: list[float], elapsed_s: float) -> list[float]:
-        """Add a step to the sums; return its parts relative to what it took."""
-        features = [part / elapsed_s for part in parts]
-        for index, (feature, row) in enumerate(zip(features, self._products, strict=True)):
-            for other, other_feature in enumerate(features):
-                row[other] = _MEMORY * row[other] + feature * other_feature
-            self._targets[index] = _MEMORY * self._targets[index] + feature
-        return features
+    def _note(self, parts: list[tuple[int, float]], elapsed_s: float) -> None:
+        """Add a step, relative to what it took, to the sums: later steps count more instead of earlier ones less."""
+        self._importance /= _MEMORY
+        if self._importance > 1e9:
+            self._products = [[product / self._importance for product in row] for row in self._products]
+            self._targets = [target / self._importance for target in self._targets]
+            self._importance = 1.0
+        factor = self._importance / elapsed_s**2
+        for index, part in parts:
+            row = self._products[index]
+            weighted = factor * part
+            for other, other_part in parts:
+                row[other] += weighted * other_part
+            self._targets[index] += weighted * elapsed_s

@@ -39,7 +39,7 @@ class HostTier:
         """Copies not known to be done, oldest first; the last may be in the making."""
         self._loading: dict[int, int] = {}
         """Device blocks that copies in will fill: the step whose plan has the copy."""
-        # What two of the largest steps can hand out is kept copied, and looked at again after an eighth of it.
+        # What two of the largest steps can hand out is kept copied, and looked at again after a quarter of it.
         step_blocks = config.max_num_batched_tokens // config.block_size + 1
         self._num_cold_wanted = min(2 * step_blocks, config.num_blocks // 2)
         self._next_look = 0
@@ -146,7 +146,7 @@ class HostTier:
             and self._pool.find(block_hash) is None
         ]
         if not cold:
-            self._next_look = self._device.num_taken + self._num_cold_wanted // 8 + 1
+            self._next_look = self._device.num_taken + self._num_cold_wanted // 4 + 1
             return
         cold = cold[: min(num_spare, self._pool.num_free)]
         # The coldest last: it returns to the front of the free list as it was.

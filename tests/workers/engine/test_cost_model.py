@@ -77,6 +77,7 @@ def test_what_the_last_steps_did_not_use_keeps_its_price() -> None:
     fit = CostFit(CostModel(per_token_s=1e-4))
     for _ in range(100):
         fit.observe_step(0.02 + 2e-4 * 500, StepWork(4, 500))
+        fit.observe_step(0.02, StepWork(4))
 
     for _ in range(2000):
         fit.observe_step(0.02, StepWork(4))
