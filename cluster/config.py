@@ -21,6 +21,8 @@ class ReplicaConfig:
     """A path, a hub id, or None for the demo model; each replica resolves it on its own host."""
     served_name: str
     source: ModelSource
+    tokenizer_path: str | None = None
+    """Where the vocabulary that grammars are made of is read from; None: the model's files."""
     tensor_parallel_size: int = 1
     max_model_len: int | None = None
     """None: what the model and the KV memory allow."""

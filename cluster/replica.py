@@ -74,7 +74,7 @@ class Replica:
     async def _load_ranks(self) -> tuple[EngineConfig, CostModel]:
         config = self._config
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
-        self._vocabulary_path = str(files.path)
+        self._vocabulary_path = config.tokenizer_path or str(files.path)
         model = await asyncio.to_thread(read_model_config, files)
         self._group = RankGroup(_rank_config(config, files), config)
         counts = (await self._group.load()).limited(config.num_blocks)

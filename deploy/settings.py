@@ -295,6 +295,7 @@ class ServeSettings(BaseSettings):
         return ReplicaConfig(
             model=model_path,
             served_name=self.served_names(name)[0],
+            tokenizer_path=str(self.tokenizer.absolute()) if self.tokenizer is not None else None,
             source=self.source,
             tensor_parallel_size=self.tensor_parallel_size,
             max_model_len=self.max_model_len,

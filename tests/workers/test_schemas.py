@@ -11,6 +11,7 @@ import jsonschema
 import llguidance
 import pytest
 
+from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
@@ -206,3 +207,48 @@ def test_each_schema_is_enforced_or_refused_by_keyword(numbers: range, compiler,
     for schema, why in refused:
         words = [word.strip("'[],.:") for word in why.replace('"', " ").split()]
         assert any(f'"{word}"' in json.dumps(schema) for word in words), (why, schema)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_a_small_model_writes_is_valid_or_cut_off(
+    demo_model: ModelFiles, compiler: GrammarCompiler, token_bytes: list[bytes]
+) -> None:
+    from workers.model.rank import Rank
+    from workers.model.rank_config import RankConfig
+
+    rank = Rank(RankConfig(files=demo_model, max_model_len=512, max_num_seqs=32))
+    rank.load()
+    rank.allocate(32 * 32)
+    engine = Engine(
+        EngineConfig(max_model_len=512, num_blocks=32 * 32, max_num_seqs=32, eos_token_ids=(END,))
+    )
+    schemas: dict[str, dict[str, Any]] = {}
+    prompt = [i for i, token in enumerate(token_bytes) if token in (b"JSON", b":", b"Here")]
+    for number in range(64):
+        schema = random_schema(random.Random(number))
+        options = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+        try:
+            matcher = compiler.matcher(grammar)
+        except InvalidRequest:
+            continue
+        params = ChoiceParams(max_tokens=120, temperature=1.0, seed=number, grammar=grammar)
+        engine.add(EngineRequest(str(number), prompt, params), 0.0, matcher)
+        schemas[str(number)] = schema
+    texts = dict.fromkeys(schemas, b"")
+    reasons: dict[str, FinishReason] = {}
+    while engine.has_work:
+        while (plan := engine.plan(0.0)) is not None:
+            rank.launch(plan)
+        for output in engine.apply(rank.collect(), 0.0):
+            assert output.error is None, output.error
+            texts[output.request_id] += b"".join(token_bytes[i] for i in output.token_ids if i != END)
+            if output.finish_reason is not None:
+                reasons[output.request_id] = output.finish_reason
+
+    assert set(reasons.values()) <= {FinishReason.STOP, FinishReason.LENGTH}
+    ended = [name for name, reason in reasons.items() if reason is FinishReason.STOP]
+    assert len(ended) >= len(schemas) / 2
+    for name in ended:
+        jsonschema.validate(json.loads(texts[name]), schemas[name], jsonschema.Draft202012Validator)
