@@ -243,6 +243,7 @@ def test_requests_that_crowd_each_other_out_still_yield_the_same_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @any_schedule
 @settings(max_examples=5000, deadline=None)
 def test_any_of_5000_schedules_yields_the_same_tokens(make_bench, config, wishes, actions) -> None:
@@ -250,6 +251,7 @@ def test_any_of_5000_schedules_yields_the_same_tokens(make_bench, config, wishes
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @crowd
 @settings(max_examples=5000, deadline=None)
 def test_5000_crowds_yield_the_same_tokens(make_bench, config, prompts, seed, turns) -> None:
