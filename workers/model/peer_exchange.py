@@ -25,6 +25,8 @@ FLAGGED_ROWS = 256
 """Beyond, twice the bytes cost more than a fence at any width that is served."""
 STAGED_ROWS = 2048
 """As many rows as a prefill graph has; more are NCCL's, whose ring sends less from three ranks on."""
+_MOST_BYTES = 128 << 20
+"""Of one way on one GPU: beside a model that needs eight of them, rows are long and wait for seven others."""
 _SIZES = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
 """Rows measured; between two of them the larger decides."""
 _CALLS = 24
@@ -117,9 +119,10 @@ def open_peer_exchange(rank: int, size: int, width: int, dtype: torch.dtype) -> 
     if len(set(hosts)) > 1:
         logger.info("ranks on %d hosts: sums over ranks by NCCL", len(set(hosts)))
         return None
+    rows = {flagged: num_rows_of(size, width, dtype, flagged) for flagged in (True, False)}
     sizes = {
-        flagged: peer_memory_bytes(size, FLAGGED_ROWS if flagged else STAGED_ROWS, width, dtype, flagged)
-        for flagged in (True, False)
+        flagged: peer_memory_bytes(size, num_rows, width, dtype, flagged)
+        for flagged, num_rows in rows.items()
     }
     try:
         own, addresses = _share(sizes[True] + sizes[False])
@@ -137,15 +140,20 @@ def open_peer_exchange(rank: int, size: int, width: int, dtype: torch.dtype) -> 
                 rank=rank,
                 own=own[offset : offset + sizes[is_flagged]],
                 addresses=addresses + offset,
-                turns=torch.zeros(
-                    FLAGGED_ROWS if is_flagged else STAGED_ROWS, dtype=torch.int32, device="cuda"
-                ),
+                turns=torch.zeros(rows[is_flagged], dtype=torch.int32, device="cuda"),
                 width=width,
                 dtype=dtype,
                 is_flagged=is_flagged,
             )
         )
     return PeerExchange(*memories)
+
+
+def num_rows_of(size: int, width: int, dtype: torch.dtype, is_flagged: bool) -> int:
+    """Return the most rows that are added one way, by ``size`` ranks."""
+    row_bytes = peer_memory_bytes(size, 1, width, dtype, is_flagged)
+    num_rows = min(FLAGGED_ROWS if is_flagged else STAGED_ROWS, _MOST_BYTES // row_bytes)
+    return max(num_rows // 16 * 16, 16)  # whole multiples keep what follows aligned
 
 
 def _share(num_bytes: int) -> tuple[Tensor, Tensor]:
