@@ -18,6 +18,7 @@ from deploy.fetch_command import fetch
 from deploy.flags import with_flags
 from deploy.generate_command import generate
 from deploy.plan_command import plan
+from deploy.quantize.command import quantize
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -35,6 +36,7 @@ app.add_typer(trace, name="trace")
 app.command()(deploy)
 app.command()(fetch)
 app.command()(plan)
+app.command()(quantize)
 
 
 def serve(given: dict[str, object]) -> None:

@@ -1,0 +1,186 @@
+"""What ``shoal quantize`` writes is served, and costs no more than its method is known to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from deploy.quantize.folder import Job, quantize_folder
+from deploy.quantize.rounding import best_awq_scale, round_gptq
+from kernels.codes import dequantize_ref, quantize_to_codes
+from workers.checkpoint.model_config import read_model_config
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest
+from workers.engine.plan import NewRow, StepPlan
+from workers.engine.request import ChoiceParams
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
+from workers.model.tensor_source import GgufSource
+
+ROOT = Path(__file__).parents[2]
+TEXT = Path(__file__).parent / "texts" / "lincoln.txt"
+
+
+def write_folder(folder: Path) -> Path:
+    """A tiny random Llama."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        initializer_range=0.2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def log_perplexity(files: ModelFiles, token_ids: list[int]) -> float:
+    """Mean negative log-likelihood of a text's tokens, each given all before it."""
+    rank = Rank(RankConfig(files=files, num_threads=2, max_model_len=1024))
+    rank.load()
+    rank.allocate(64)
+    params = ChoiceParams(max_tokens=1, temperature=0.0)
+    blocks = list(range(-(-len(token_ids) // 16)))
+    row = NewRow(0, token_ids, len(token_ids), params)
+    plan = StepPlan(0, [row], [0], [0], [len(token_ids)], [True], [blocks])
+    with torch.inference_mode():
+        rank._batch.apply(plan)
+        inputs = replace(rank._batch.inputs(plan), sample_tokens=torch.arange(len(token_ids) - 1))
+        assert rank._kv_cache is not None
+        logits = rank._decoder.forward(inputs, rank._kv_cache)
+    return float(torch.nn.functional.cross_entropy(logits.float(), torch.tensor(token_ids[1:])))
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq"])
+def test_a_quantized_folder_is_read_as_its_format(method: str, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "full")
+    token_ids = torch.randint(0, 97, (1024,)).tolist()
+    shares: list[float] = []
+
+    quantize_folder(Job(source, tmp_path / method, method, token_ids), shares.append)
+
+    files = ModelFiles(tmp_path / method, method)
+    quantization = read_model_config(files).quantization
+    assert quantization is not None
+    assert quantization.format == ("compressed-tensors" if method == "fp8" else method)
+    assert shares == [0.5, 1.0]
+    full = log_perplexity(ModelFiles(source, "full"), token_ids[:200])
+    assert log_perplexity(files, token_ids[:200]) == pytest.approx(full, rel=0.1)
+
+
+def test_awq_changes_no_output_before_rounding(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "full")
+    token_ids = torch.randint(0, 97, (1024,)).tolist()
+
+    quantize_folder(Job(source, tmp_path / "awq", "awq", token_ids))
+
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("full", "awq"))
+    norm = "model.layers.0.input_layernorm.weight"
+    assert not torch.equal(before[norm].bfloat16(), after[norm])
+    assert "model.layers.0.self_attn.q_proj.qweight" in after
+    assert "model.layers.0.self_attn.q_proj.weight" not in after
+
+
+def test_error_feedback_and_scales_beat_plain_rounding() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 128) @ torch.randn(128, 128) * (torch.rand(128) * 4) ** 2
+    weight, gram = torch.randn(64, 128), inputs.t() @ inputs
+
+    def loss(rounded: torch.Tensor) -> float:
+        return float(((inputs @ (rounded - weight).t()) ** 2).sum())
+
+    plain = loss(dequantize_ref(quantize_to_codes(weight, 4, 128)))
+    scale = best_awq_scale([weight], inputs.abs().mean(0), gram)
+    scaled = loss(dequantize_ref(quantize_to_codes(weight * scale, 4, 128)) / scale)
+
+    assert loss(dequantize_ref(round_gptq(weight, gram))) < 0.7 * plain
+    assert scaled < plain
+
+
+@pytest.mark.parametrize(
+    ("method", "token_ids", "complaint"),
+    [("awq", [1] * 100, "512 tokens or more.*100"), ("hqq", [], "'hqq' is unknown.*fp8, awq, gptq")],
+)
+def test_what_cannot_be_quantized_is_said(
+    method: str, token_ids: list[int], complaint: str, tmp_path: Path
+) -> None:
+    source = write_folder(tmp_path / "full")
+
+    with pytest.raises(InvalidRequest, match=complaint):
+        quantize_folder(Job(source, tmp_path / "out", method, token_ids))
+    assert not (tmp_path / "out").exists()
+
+
+def write_demo_folder(demo_model: ModelFiles, folder: Path) -> ModelFiles:
+    """The demo model in full, as a Hugging Face folder."""
+    config = read_model_config(demo_model)
+    source = GgufSource(demo_model.path, config)
+    hidden, width, kv = config.hidden_size, config.intermediate_size, config.num_kv_heads * config.head_dim
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    names = {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(config.num_layers)
+        for name, shape in shapes.items()
+    }
+    names |= {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    folder.mkdir()
+    save_file(
+        {n: source.read(n, s) for n, s in names.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    return ModelFiles(folder, "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "worst"), [("fp8", 0.01), ("awq", 0.08), ("gptq", 0.08)])
+def test_the_demo_model_loses_what_its_method_is_known_to(
+    method: str, worst: float, demo_model: ModelFiles, tmp_path: Path
+) -> None:
+    from router.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(demo_model)
+    full = write_demo_folder(demo_model, tmp_path / "full")
+    calibration = tokenizer.encode((ROOT / "README.md").read_text() + (ROOT / "LICENSE").read_text())
+    text = tokenizer.encode(TEXT.read_text())
+
+    quantize_folder(Job(full.path, tmp_path / method, method, calibration[:4096]))
+
+    before = log_perplexity(full, text)
+    loss = log_perplexity(ModelFiles(tmp_path / method, method), text) - before
+    growth = float(torch.tensor(loss).exp()) - 1
+    print(f"perplexity {torch.tensor(before).exp():.3f}, with {method} {100 * growth:+.2f} %")
+    assert growth < worst
