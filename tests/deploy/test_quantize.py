@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from deploy.quantize.folder import Job, quantize_folder
 from deploy.quantize.rounding import best_awq_scale, round_gptq
 from kernels.codes import dequantize_ref, quantize_to_codes
+from router.text.tokenizer import Tokenizer
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles
+from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.errors import InvalidRequest
 from workers.engine.plan import NewRow, StepPlan
 from workers.engine.request import ChoiceParams
@@ -170,9 +172,7 @@ def write_demo_folder(demo_model: ModelFiles, folder: Path) -> ModelFiles:
 def test_the_demo_model_loses_what_its_method_is_known_to(
     method: str, worst: float, demo_model: ModelFiles, tmp_path: Path
 ) -> None:
-    from router.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(demo_model)
+    tokenizer = Tokenizer(load_vocabulary(demo_model))
     full = write_demo_folder(demo_model, tmp_path / "full")
     calibration = tokenizer.encode((ROOT / "README.md").read_text() + (ROOT / "LICENSE").read_text())
     text = tokenizer.encode(TEXT.read_text())

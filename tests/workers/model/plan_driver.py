@@ -7,10 +7,11 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.model_config import Experts, ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.engine.plan import NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
@@ -130,6 +131,12 @@ class PlanDriver:
         )
 
 
+def read_fields(fields: dict[str, Any]) -> ModelConfig:
+    """Undo ``dataclasses.asdict`` and JSON."""
+    experts = fields.get("experts")
+    return ModelConfig(**fields | {"experts": Experts(**experts) if experts is not None else None})
+
+
 def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
     """Continue prompts as one rank of a group; print the tokens as JSON.
 
@@ -146,7 +153,7 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
     config = RankConfig(
         files=ModelFiles(Path(spec["gguf"]), "demo") if "gguf" in spec else None,
         load_format="auto" if "gguf" in spec else "dummy",
-        model_config=ModelConfig(**spec["model_config"]) if "model_config" in spec else None,
+        model_config=read_fields(spec["model_config"]) if "model_config" in spec else None,
         max_model_len=256,
         num_threads=1,
         tp_rank=int(tp_rank),

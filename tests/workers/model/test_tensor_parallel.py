@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.model_config import Experts, ModelConfig
 from workers.checkpoint.source import ModelFiles
 
 PROGRAM = Path(__file__).with_name("plan_driver.py")
@@ -87,3 +87,34 @@ def test_uneven_and_shared_heads_give_one_ranks_tokens(
     (alone,) = run_ranks(spec, tp_size=1)
 
     assert run_ranks(spec, tp_size) == [alone] * tp_size
+
+
+FAMILIES = {
+    "experts": {"architecture": "qwen3_moe", "has_qk_norm": True, "experts": Experts(6, 2, 33, True, (1,))},
+    "gemma": {
+        "architecture": "gemma3",
+        "has_qkv_bias": False,
+        "activation": "gelu_tanh",
+        "windows": (8, 0),
+        "rope_kinds": ("local", "global"),
+        "attention_soft_cap": 5.0,
+        "logit_soft_cap": 3.0,
+        "embedding_scale": 7.0,
+        "has_offset_norms": True,
+        "has_post_norms": True,
+        "tie_word_embeddings": True,
+    },
+    "phi": {"architecture": "phi3", "has_qkv_bias": False, "rotary_dim": 12},
+    "biases": {"has_out_bias": True, "has_mlp_bias": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
+def test_families_over_two_ranks_give_one_ranks_tokens(family: str) -> None:
+    config = asdict(ModelConfig(**{**TINY, **FAMILIES[family]}, num_heads=4, num_kv_heads=2))
+    spec = {"model_config": config, "prompts": [[1, 2, 3], list(range(40))], "num_tokens": 12}
+
+    (alone,) = run_ranks(spec, tp_size=1)
+
+    assert run_ranks(spec, 2) == [alone] * 2
