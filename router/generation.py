@@ -250,10 +250,10 @@ class Generation:
         per_prompt = len(self.choices) // len(self.prompts)
         return sum(choice.num_cached_tokens or 0 for choice in self.choices[::per_prompt])
 
-    def belong_to(self, cache_salt: str, priority: int) -> None:
-        """Before ``start``: put it under its caller's salt and priority."""
+    def belong_to(self, tenant: str, cache_salt: str, priority: int) -> None:
+        """Before ``start``: put it under its caller's name, salt and priority."""
         for prompt in self.prompts:
-            prompt.terms = prompt.terms.within(cache_salt, priority)
+            prompt.terms = prompt.terms.within(tenant, cache_salt, priority)
 
     def end_at_once(self) -> None:
         """Ask no replica: nothing is to be generated."""

@@ -35,17 +35,19 @@ class PromptTerms:
     """Its blocks are shared with prompts of the same salt alone."""
     priority: int = 0
     """Lower is served first, under the priority policy."""
+    tenant: str = ""
+    """Who shares with whom, under the fair policy."""
 
-    def within(self, cache_salt: str, priority: int) -> PromptTerms:
-        """The same under a caller's own salt and priority, which a request can narrow and not leave.
+    def within(self, tenant: str, cache_salt: str, priority: int) -> PromptTerms:
+        """The same under a caller's own name, salt and priority, which a request can narrow and not leave.
 
         Equal salts of requests under different callers' salts are different salts; a request can wait longer than
         its caller must, not shorter.
         """
         if not cache_salt and not priority:
-            return self
+            return replace(self, tenant=tenant)
         salt = json.dumps([cache_salt, self.cache_salt]) if cache_salt else self.cache_salt
-        return replace(self, cache_salt=salt, priority=priority + max(0, self.priority))
+        return replace(self, tenant=tenant, cache_salt=salt, priority=priority + max(0, self.priority))
 
 
 PLAIN_TERMS = PromptTerms()
@@ -173,6 +175,7 @@ class Journal:
             block_hashes=list(hashes),
             hash_root=self.prompt.root(shape),
             priority=self.prompt.terms.priority,
+            tenant=self.prompt.terms.tenant,
             arrival_s=arrival_s,
         )
 

@@ -116,7 +116,7 @@ class GenerationResponse(Response):
         except ShoalError:
             self.timer.end(generation)
             raise
-        generation.belong_to(tenant.cache_salt, tenant.priority)
+        generation.belong_to(tenant.name, tenant.cache_salt, tenant.priority)
         return admission
 
     async def _whole(self, send: Send) -> None:

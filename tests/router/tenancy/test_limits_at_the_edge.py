@@ -60,7 +60,7 @@ async def test_priority_and_salt_reach_the_replica(edge: Any) -> None:
         await ask(edge, name, prompt=prompt)
     vip, rare = edge.replica.submits[-2:]
 
-    assert vip.priority == -5
+    assert (vip.priority, vip.tenant, rare.tenant) == (-5, "vip", "rare")
     assert vip.prompt_token_ids == rare.prompt_token_ids
     assert vip.block_hashes
     assert not {vip.block_hashes[i : i + 16] for i in range(0, len(vip.block_hashes), 16)} & {

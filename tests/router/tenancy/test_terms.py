@@ -11,7 +11,7 @@ SHAPE = ReplicaShape(hash_root=b"root", block_size=4)
 def hashes(caller: str, own: str = "") -> list[bytes]:
     prompt = Prompt(list(range(8)), PromptTerms(cache_salt=own))
     prompt.hashes(SHAPE)  # a long prompt is hashed before its caller is known
-    prompt.terms = prompt.terms.within(caller, 0)
+    prompt.terms = prompt.terms.within(caller, caller, 0)
     return prompt.hashes(SHAPE)
 
 
@@ -27,8 +27,8 @@ def test_requests_of_one_caller_share_blocks() -> None:
 
 
 def test_a_request_may_wait_longer_than_its_caller_must_and_not_shorter() -> None:
-    assert PromptTerms(priority=-9).within("a", 2).priority == 2
-    assert PromptTerms(priority=3).within("a", 2).priority == 5
+    assert PromptTerms(priority=-9).within("a", "a", 2).priority == 2
+    assert PromptTerms(priority=3).within("a", "a", 2).priority == 5
     assert (
-        PromptTerms(priority=-9).within("", 0).priority == -9
+        PromptTerms(priority=-9).within("", "", 0).priority == -9
     )  # where there are no keys, callers set it themselves
