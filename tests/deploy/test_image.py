@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -106,7 +107,10 @@ def test_the_cpu_image_serves_as_an_ordinary_user(
     (port,) = find_free_ports("127.0.0.1", 1, 23000)
     shutil.copy(demo_model.path, tmp_path / "model.gguf")
     tmp_path.chmod(0o755)
-    container = image.run("from", "--pull-never", "--ulimit", "nofile=65536:65536", "localhost/shoal:cpu")
+    limit = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    container = image.run(
+        "from", "--pull-never", "--ulimit", f"nofile={limit}:{limit}", "localhost/shoal:cpu"
+    )
     run = (
         "run",
         "--isolation",
