@@ -123,6 +123,24 @@ def test_what_cannot_be_quantized_is_said(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deploy.cli import app
+
+    source = write_folder(tmp_path / "full")
+    (source / "tokenizer.json").write_text("{}")
+    command = ["quantize", str(source), "--method", "fp8", "--output", str(tmp_path / "fp8")]
+
+    first, second = (CliRunner().invoke(app, command) for _ in range(2))
+
+    assert first.exit_code == 0, first.output
+    assert "model.layers.1.mlp.down_proj.weight_scale" in load_file(tmp_path / "fp8" / "model.safetensors")
+    assert (tmp_path / "fp8" / "tokenizer.json").exists()
+    assert isinstance(second.exception, InvalidRequest)
+    assert "not empty" in str(second.exception)
+
+
 def write_demo_folder(demo_model: ModelFiles, folder: Path) -> ModelFiles:
     """The demo model in full, as a Hugging Face folder."""
     config = read_model_config(demo_model)
