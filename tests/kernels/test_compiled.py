@@ -332,9 +332,8 @@ def test_gemv_keeps_its_registers(
         gemv._gemv_kernel,
         architecture,
         dict.fromkeys(("x_ptr", "norm_ptr", "weight_ptr", "bias_ptr", "residual_ptr", "out_ptr"), "*bf16")
-        | {"eps": "fp32", "scales_ptr": "*fp32"},
+        | {"eps": "fp32"},
         {
-            "HAS_SCALES": False,
             "WIDTH": width,
             "NUM_OUT": 4096,
             "ROWS": rows,
