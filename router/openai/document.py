@@ -23,6 +23,8 @@ _REFERENCE = "#/components/schemas/{model}"
 _JSON = "application/json"
 
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+"""One event of a stream; its data is JSON, but for the last one's ``[DONE]``."""
 _ERRORS = {
     "400": "A field is missing, unknown or out of range; `param` names it.",
     "401": "No valid API key was given.",
@@ -102,7 +104,7 @@ def _describe(path: str, operation: dict[str, Any]) -> None:
     answers.pop("422", None)  # FastAPI's own; ours is 400
     content: dict[str, Any] = {_JSON: {"schema": {"type": "object"}}}
     if path in _STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     if path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
     answers["200"] = {"description": "Success", "content": content}
