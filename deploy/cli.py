@@ -19,6 +19,7 @@ from deploy.flags import with_flags
 from deploy.generate_command import generate
 from deploy.plan_command import plan
 from deploy.quantize.command import quantize
+from deploy.settings import ServeSettings
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
@@ -55,7 +56,7 @@ def serve(given: dict[str, object]) -> None:
     cluster = None
     try:
         cluster = start_local_cluster(settings)
-        _print_ready(cluster.url, cluster.model_name)
+        _print_ready(cluster.url, cluster.model_name, settings)
         stopped.wait()
     except _Interrupted:
         pass
@@ -93,18 +94,23 @@ def _stop_on_signals(stopped: threading.Event) -> None:
     signal.signal(signal.SIGTERM, on_signal)
 
 
-def _print_ready(url: str, model: str) -> None:
+def _print_ready(url: str, model: str, settings: ServeSettings) -> None:
+    certificate = settings.ssl_certfile
+    options = "" if certificate is None else f" --cacert {certificate}"
+    if settings.api_key or settings.api_keys:
+        options += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
+    trust = "" if certificate is None else f"SSL_CERT_FILE={certificate} "
     console.print(f"\n[bold]Shoal answers at {url}/v1[/bold]  (model {escape(model)}; Ctrl-C stops it)\n")
     console.print("Try it:", style="dim")
     console.print(
         escape(
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f"  curl{options} {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f'    -d \'{{"model": "{model}", "max_tokens": 64, '
             '"messages": [{"role": "user", "content": "What is gravity?"}]}\''
         ),
         soft_wrap=True,
     )
-    console.print(f"  {sys.argv[0]} chat --url {url}/v1\n", soft_wrap=True)
+    console.print(f"  {trust}{sys.argv[0]} chat --url {url}/v1\n", soft_wrap=True)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.openai.errors import internal_error_object
+from router.unread_body import UnreadBody
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,9 @@ class EdgeMiddleware:
     """Gives each request an id (the client's own ``X-Request-Id`` if it is a plain word), and counts answers.
 
     The id is in ``scope["state"]["request_id"]`` and, unless the server before us sends it, in the answer's
-    header. Whatever no handler foresaw is logged once with the id and answered with 500. Plain ASGI: a
-    streamed token passes through one function call.
+    header. An answer before the end of the body leaves nothing of it on the connection (``UnreadBody``). Whatever
+    no handler foresaw is logged once with the id and answered with 500. Plain ASGI: a streamed token passes
+    through one function call.
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class EdgeMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id
         status = 499  # nginx's word for a client that left before an answer
         has_begun = False
+        body = UnreadBody(scope, receive)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, has_begun
             if message["type"] == "http.response.start":
                 status, has_begun = message["status"], True
                 headers = [*message.get("headers", ())]
+                if not body.is_over and not await body.discard():
+                    headers.append((b"connection", b"close"))
                 if self._sends_request_id:
                     headers.append((REQUEST_ID, request_id.encode()))
                 if scope["path"].startswith("/v1/"):
@@ -65,7 +70,7 @@ class EdgeMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, body.receive, send_with_id)
         except Exception:
             log.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
             if has_begun:

@@ -55,6 +55,8 @@ class ReplicaSet:
         self._streams: dict[str, ReplicaStream] = {}
         self._retired: set[ReplicaStream] = set()
         self._placed: dict[str, ReplicaStream] = {}
+        self.num_held = 0
+        """Requests that wait for any replica to be there."""
         self._changed = asyncio.Event()
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -101,6 +103,15 @@ class ReplicaSet:
                 f"{journal.num_suspect_losses} replicas in a row broke before they had a token of this request "
                 f"({', '.join(journal.lost_on[-journal.num_suspect_losses :])}): it is given up"
             )
+        if not self.open_views:
+            self.num_held += 1
+            try:
+                await self._wait_for_a_replica()
+            finally:
+                self.num_held -= 1
+        self.place(journal, sink, arrival_s)
+
+    async def _wait_for_a_replica(self) -> None:
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
         while not self.open_views:
             self._wake()
@@ -111,7 +122,6 @@ class ReplicaSet:
             except TimeoutError:
                 wait_s = self._timeouts.replica_wait_s
                 raise ReplicaLost(f"no replica of the model has been available for {wait_s:g} s") from None
-        self.place(journal, sink, arrival_s)
 
     def place(self, journal: Journal, sink: Sink, arrival_s: float) -> None:
         """Choose a replica, reserve it there, and send it.

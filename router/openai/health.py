@@ -48,7 +48,7 @@ def _model_state(model: ServedModel) -> dict[str, Any]:
         _STATUS: "ready" if num_open else "asleep" if model.config.scales_to_zero else "unavailable",
         "num_replicas": len(streams),
         "num_open_replicas": num_open,
-        "num_requests": model.replicas.num_placed,
+        "num_requests": model.replicas.num_placed + model.replicas.num_held,
     }
 
 
