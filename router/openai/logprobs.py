@@ -38,13 +38,10 @@ class CompletionLogprobs:
         assert delta.token_id is not None, "log-probabilities belong to a token"
         offset = self._offset
         self._offset += len(delta.text)
-        top = zip(
-            logprobs.top_token_ids[: self._num_top], logprobs.top_logprobs[: self._num_top], strict=True
-        )
         return {
             "tokens": [_spelling(delta.token_id, self._table)],
             "token_logprobs": [_finite(logprobs.sampled)],
-            "top_logprobs": [{_spelling(i, self._table): _finite(value) for i, value in top}],
+            "top_logprobs": [_likeliest(delta.token_id, logprobs, self._num_top, self._table)],
             "text_offset": [offset],
         }
 
@@ -81,11 +78,8 @@ def echoed_entries(
         offsets.append(num_chars)
         num_chars += len(text.push(token_id))
     tops = [
-        {
-            _spelling(i, table): _finite(value)
-            for i, value in zip(score.top_token_ids[:num_top], score.top_logprobs[:num_top], strict=True)
-        }
-        for score in scores
+        _likeliest(token_id, score, num_top, table)
+        for token_id, score in zip(token_ids[1:], scores, strict=True)
     ]
     return {
         "tokens": tokens,
@@ -99,6 +93,17 @@ def join_entries(entries: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     """The four lists, of all tokens."""
     keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {key: [value for entry in entries for value in entry[key]] for key in keys}
+
+
+def _likeliest(
+    token_id: int, logprobs: pb.TokenLogprobs, num_top: int, table: TokenTable
+) -> dict[str, float]:
+    """The likeliest tokens, and the one that stands there, which may be one more."""
+    found: dict[str, float] = {}
+    for i, value in zip(logprobs.top_token_ids[:num_top], logprobs.top_logprobs[:num_top], strict=True):
+        found.setdefault(_spelling(i, table), _finite(value))  # halves of characters are spelled alike
+    found[_spelling(token_id, table)] = _finite(logprobs.sampled)
+    return found
 
 
 def _chat_token(token_id: int, logprob: float, table: TokenTable) -> dict[str, Any]:

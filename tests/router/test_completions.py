@@ -71,6 +71,34 @@ async def test_an_echo_of_no_tokens_asks_no_replica(make_edge, stream: bool) -> 
     assert edge.replica.submits == []
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sampled_token_is_among_the_likeliest_whatever_its_rank(
+    make_edge, num_logprobs: int, stream: bool
+) -> None:
+    class Unlikely(ScriptedReplica):
+        def _next_output(self, running):
+            output = super()._next_output(running)
+            for score in output.logprobs:
+                score.sampled = -7.0
+                score.top_token_ids[:] = list(b"xyz"[: len(score.top_token_ids)])
+            for score in output.prompt_logprobs:
+                score.top_token_ids[:] = list(b"xyz"[: len(score.top_token_ids)])
+            return output
+
+    edge = await make_edge(Unlikely(script=says("ab")))
+    answer = await edge.complete(prompt="pq", logprobs=num_logprobs, echo=True, stream=stream)
+
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n")]
+    bodies = [json.loads(line) for line in lines if line.startswith("{")]
+    told = [choice["logprobs"] for body in bodies for choice in body["choices"] if choice["logprobs"]]
+    tops = [top for part in told for top in part["top_logprobs"]]
+    likeliest = {"x": -0.5, "y": -1.5} if num_logprobs == 2 else {"x": -0.5} if num_logprobs else {}
+    assert tops[0] is None
+    assert tops[1] == {**{key: value + 0.25 for key, value in likeliest.items()}, "q": -0.25}
+    assert tops[2:4] == [{**likeliest, "a": -7.0}, {**likeliest, "b": -7.0}]
+
+
 async def test_logprobs_count_characters(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(script=says("né")))
 
