@@ -14,8 +14,9 @@ _NewId = Callable[[int], str]
 class GrowingMessage:
     """Fed with text; remembers all of it."""
 
-    def __init__(self, parser: MessageParser, new_id: _NewId) -> None:
-        """``new_id`` gives the id of the n-th call."""
+    def __init__(self, parser: MessageParser, new_id: _NewId, *, is_demanded: bool = False) -> None:
+        """``new_id`` gives the id of the n-th call; ``is_demanded`` says that it can be nothing but calls."""
+        self._is_demanded = is_demanded
         self._parser = parser
         self._new_id = new_id
         self._content: list[str] = []
@@ -39,7 +40,7 @@ class GrowingMessage:
         content = "".join(self._content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not (self._calls or self._reasoning) else None,
+            "content": content or (None if self._is_without_text else ""),
             "refusal": None,
         }
         if self._reasoning:
@@ -47,6 +48,11 @@ class GrowingMessage:
         if self._calls:
             message["tool_calls"] = self._calls
         return message
+
+    @property
+    def _is_without_text(self) -> bool:
+        """True if it says something, or must, that is no text."""
+        return self._is_demanded or bool(self._calls or self._reasoning)
 
     def _delta(self, event: MessageEvent) -> dict[str, Any]:
         if isinstance(event, Content):

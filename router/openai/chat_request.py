@@ -142,10 +142,11 @@ def _messages(
         reasoning = (
             ReasoningParser(thinking.syntax, is_thinking=thinking.is_open) if thinking.syntax else None
         )
-        calls = CallParser(use.format.syntax, use.names) if use is not None else None
+        is_demanded = use is not None and use.is_demanded
+        calls = CallParser(use.format.syntax, use.names, is_demanded=is_demanded) if use is not None else None
         length = use.format.id_chars if use is not None else 0
         new_id = partial(_call_id, f"{request_id}-{index}", length)
-        messages.append(GrowingMessage(MessageParser(reasoning, calls), new_id))
+        messages.append(GrowingMessage(MessageParser(reasoning, calls), new_id, is_demanded=is_demanded))
     return messages
 
 

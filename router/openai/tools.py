@@ -21,8 +21,10 @@ class ToolUse:
     """Those that may be called."""
     format: ToolFormat
     grammar: WantedGrammar | None
-    is_named: bool
+    is_named: bool = False
     """One function was named: its call is the answer, and no decision of the model's."""
+    is_demanded: bool = False
+    """The answer is nothing but calls."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,7 +72,7 @@ def tool_use(
 
     if must_call:
         text = tool_format.grammar(tools, is_one=is_one, literal=literal)
-        return ToolUse(tools, tool_format, WantedGrammar(text, "tools"), is_named)
+        return ToolUse(tools, tool_format, WantedGrammar(text, "tools"), is_named, is_demanded=True)
     if not allows_auto:
         raise InvalidRequest(
             "tool_choice: this server does not let models decide (--no-enable-auto-tool-choice): "
@@ -91,7 +93,7 @@ def tool_use(
         except ValueError as error:
             raise InvalidRequest(f"tools: {error}", "tools") from error
         grammar = WantedGrammar(text, "tools")
-    return ToolUse(tools, tool_format, grammar, is_named=False)
+    return ToolUse(tools, tool_format, grammar)
 
 
 def _tools(body: ChatBody) -> list[Tool]:

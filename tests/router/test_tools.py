@@ -122,6 +122,38 @@ async def test_a_call_cut_off_by_max_tokens_ends_in_length(make_edge) -> None:
     assert reason == "length"
 
 
+DEMANDED = [
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "now"'),
+    ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "now"'),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now"'),
+    ("json", '[{"name": "now", "arguments": {}}, {"name": "now"'),
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+@pytest.mark.parametrize(("parser", "said"), DEMANDED, ids=lambda value: str(value)[:11])
+async def test_a_demanded_call_cut_off_anywhere_is_no_text(
+    make_edge, parser: str, said: str, choice: Any
+) -> None:
+    edge = await make_edge(ScriptedReplica(script=says(said)), served={"tool_call_parser": parser})
+
+    for length in range(1, len(said) + 1):
+        message, reason = await both(edge, tools=[NOW, WEATHER], tool_choice=choice, max_tokens=length)
+
+        assert (message["content"], reason) == (None, "length"), said[:length]
+        calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+        assert calls == ["now"] * (said[:length].count('now"')), said[:length]
+
+
+async def test_a_call_cut_off_within_its_end_marker_leaves_no_text(make_edge) -> None:
+    said = f"Hm.<tool_call>{SAID}</tool_call>"
+    edge = await make_edge(ScriptedReplica(script=says(said)), served=HERMES)
+
+    message, reason = await both(edge, tools=[WEATHER], max_tokens=len(said) - 3)
+
+    assert (message["content"], reason) == ("Hm.", "length")
+
+
 @pytest.mark.parametrize(
     ("choice", "reason"),
     [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")],

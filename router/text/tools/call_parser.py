@@ -28,9 +28,15 @@ class _At(Enum):
 class CallParser:
     """Reads one message. White space around calls is dropped."""
 
-    def __init__(self, syntax: CallSyntax, names: Set[str]) -> None:
-        """Only calls of functions in ``names`` are calls."""
+    def __init__(self, syntax: CallSyntax, names: Set[str], *, is_demanded: bool = False) -> None:
+        """Only calls of functions in ``names`` are calls.
+
+        Args:
+            is_demanded: a grammar lets the message be nothing but calls, so that one cut off before its name is
+                told is a call nonetheless, and no text.
+        """
         self._syntax = syntax
+        self._is_demanded = is_demanded
         self._names = names
         self._pending = ""
         self._at = _At.TEXT
@@ -219,7 +225,9 @@ class CallParser:
         elif end and stripped.startswith(end):
             self._pending = stripped[len(end) :]
             self._at = _At.TEXT
-        elif end and end.startswith(stripped) and not is_last:
+        elif end and end.startswith(stripped):
+            if is_last:  # cut off within the marker
+                self._pending = ""
             return False
         else:
             self._in_list = False
@@ -241,6 +249,8 @@ class CallParser:
 
     def _say(self, text: str) -> None:
         """Text for the reader; white space waits for what follows it."""
+        if self._is_demanded:
+            return
         text = self._space + text
         said = text.rstrip(_SPACE)
         self._space = text[len(said) :]
