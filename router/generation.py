@@ -19,7 +19,7 @@ from router.replica_set import ReplicaSet
 from router.text.detokenizer import Detokenizer, TokenTable
 from router.text.stop import StopMatcher
 from router.trace_recorder import TraceRecorder
-from workers.engine.errors import InvalidRequest, Overloaded, ShoalError
+from workers.engine.errors import GrammarNotFollowed, InvalidRequest, Overloaded, ShoalError
 from workers.engine.request import ChoiceParams, FinishReason
 
 MAX_AT_ONCE = 128
@@ -221,6 +221,8 @@ class Generation:
             Choice(i, Journal(f"{request_id}-{i}", prompt, choice), table, text, self._mailbox)
             for i, (prompt, choice) in enumerate((p, c) for p in prompts for c in params)
         ]
+        self.grammar_param: str | None = "grammar"
+        """The field of the client's body that asked for a grammar, if one did."""
         self._replicas = replicas
         self.arrival_s = arrival_s
         self._recorder = recorder
@@ -277,6 +279,7 @@ class Generation:
         Raises:
             UserError: the engine refused the request.
             ReplicaLost: a replica was lost and no other could take over.
+            GrammarNotFollowed: a form of output was accepted, and could not be followed to its end.
             ShoalError: the engine failed, or the client reads too slowly.
         """
         deltas, self._ready = self._ready, []
@@ -308,6 +311,8 @@ class Generation:
         reason = output.finish_reason
         if reason == FinishReason.ERROR:
             message = output.error or "the engine failed"
+            if output.is_user_error and output.error_param == "grammar":
+                raise GrammarNotFollowed(f"{self.grammar_param}: {message}", self.grammar_param)
             if output.is_user_error:
                 raise InvalidRequest(message, output.error_param or None)
             raise ShoalError(message)

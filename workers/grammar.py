@@ -6,6 +6,7 @@ functions give. The edge compiles it to refuse it early, the brain to follow it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import llguidance
@@ -13,16 +14,31 @@ import llguidance
 from workers.engine.constraint import GrammarFailed
 from workers.engine.errors import InvalidRequest
 
+_MAX_STATES = 10_000
+"""Of the automaton that a matcher builds as it goes."""
+
 _LIMITS = llguidance.LLParserLimits(
     # States bound memory (2 kB each) and the time of the slowest mask: (a{1000}){1000} takes 0.05 s here instead
     # of 2 s with llguidance's own limit of 250,000.
-    max_lexer_states=10_000,
+    max_lexer_states=_MAX_STATES,
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,
     step_max_items=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+
+
+_TOO_MUCH = (
+    "TooComplex",
+    "too many states",
+    "too many expressions",
+    "too many items",
+    "too big",
+    "max is",
+    "fuel",
+)
+"""Words of llguidance for a grammar that reaches one of its limits, here or further on."""
 
 
 class GrammarCompiler:
@@ -40,6 +56,7 @@ class GrammarCompiler:
         """
         wrapper = llguidance.TokenizerWrapper(_Tokens(token_bytes, special_token_ids, eos_token_ids))
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(eos_token_ids))
+        self._ends = sum(1 << token_id for token_id in eos_token_ids)
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """A matcher at the beginning of its output. Takes from half a millisecond to half a second.
@@ -49,10 +66,26 @@ class GrammarCompiler:
         """
         found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not found.is_error():
-            found.compute_bitmask()  # much of the work is put off until here
+            self._try(found)  # much of the work is put off until here
         if found.is_error():
             raise InvalidRequest(_explained(found.get_error()), "grammar")
         return GrammarMatcher(found)
+
+    def _try(self, matcher: llguidance.LLMatcher) -> None:
+        """Begin, and go on by a token: what the first mask has cost is held against the second.
+
+        Raises:
+            InvalidRequest: no more than the beginning of the grammar can be followed.
+        """
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~self._ends
+        if matcher.is_error() or not allowed:
+            return
+        ahead = matcher.deep_copy()
+        ahead.consume_token((allowed & -allowed).bit_length() - 1)
+        if not ahead.is_error() and not ahead.is_stopped():
+            ahead.compute_bitmask()
+        if ahead.is_error():
+            raise InvalidRequest(_explained(ahead.get_error()), "grammar")
 
 
 class GrammarMatcher:
@@ -108,10 +141,14 @@ class _Tokens:
 
 
 def _explained(message: str) -> str:
-    """llguidance's words on one line, its codes in ours."""
-    message = " ".join(message.replace("<non-verbose/>", "").split())[:500]
+    """llguidance's words on one line, without the grammar that stands below them; its codes in ours."""
+    told = re.split(r"\n +\d+ \| ", message.replace("<non-verbose/>", ""), maxsplit=1)[0]
+    message = " ".join(re.sub(r"^(at )?\d+\(\d+\): ", "", told).split())[:500]
     if message.startswith("NoExtension"):
         return "nothing can match it"
-    if "TooComplex" in message:
-        return f"it is too complex to be followed ({message})"
+    if any(words in message for words in _TOO_MUCH):
+        return (
+            f"it grows beyond {_MAX_STATES:,} states while it is followed: make it simpler, with fewer or shorter "
+            "alternatives and repeats"
+        )
     return message

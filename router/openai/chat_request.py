@@ -73,6 +73,8 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
     if use is not None and use.format.shows_special_tokens:
         text = replace(text, skip_special_tokens=False)
     generation = ingress.generation(model, completion_id, [prompt], params, text)
+    if grammar is not None:
+        generation.grammar_param = grammar.param
     messages = _messages(request_id, len(params), use, thinking)
     return PreparedChat(model, generation, num_logprobs, messages, use is not None and use.is_named)
 

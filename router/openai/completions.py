@@ -69,6 +69,8 @@ async def answer_completion(
     )
     completion_id = f"cmpl-{request_id}"
     generation = ingress.generation(model, completion_id, prompts, params, text)
+    if grammar is not None:
+        generation.grammar_param = grammar.param
     if max_tokens == 0:
         generation.end_at_once()
     encoder = CompletionEncoder(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from workers.engine.errors import (
     Forbidden,
+    GrammarNotFollowed,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
@@ -34,6 +35,7 @@ class _Row(NamedTuple):
 _TABLE: Mapping[type[ShoalError], _Row] = {
     PromptTooLong: _Row(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModel: _Row(404, "invalid_request_error", "model_not_found"),
+    GrammarNotFollowed: _Row(400, "grammar_too_complex", "grammar_too_complex"),
     InvalidRequest: _Row(400, "invalid_request_error", None),
     Forbidden: _Row(403, "invalid_request_error", "forbidden"),
     RateLimited: _Row(429, "rate_limit_error", "rate_limit_exceeded"),

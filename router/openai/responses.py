@@ -44,6 +44,7 @@ async def answer_response(
         raise type(wrong)(wrong.message, responses_param(wrong.param)) from None
     except UserError as error:
         raise type(error)(error.message, responses_param(error.param)) from None
+    chat.generation.grammar_param = responses_param(chat.generation.grammar_param)
     encoder = ResponsesEncoder(request_id, created, body, chat)
     return GenerationResponse(
         chat.generation,

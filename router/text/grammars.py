@@ -7,6 +7,7 @@ Where any amount may stand, a small model writes new lines until it runs out of 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,8 @@ def regex_grammar(pattern: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Of some given texts."""
-    return f"start: {' | '.join(map(quoted, choices))}"
+    """Of some given texts: one regular expression, since llguidance follows at most 2,000 alternatives of a rule."""
+    return regex_grammar("|".join(map(re.escape, choices)))
 
 
 def text_grammar(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from router.scripted_replica import ScriptedReplica
@@ -41,6 +43,11 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, [PERSON], ["{}"]),
     ({"structured_outputs": {"regex": "[ab]{2}"}}, ["ab"], ["abc", "c"]),
     ({"structured_outputs": {"choice": ["yes", 'a "b"', "é"]}}, ["yes", 'a "b"', "é"], ["no"]),
+    (
+        {"guided_choice": ["", "a", "a b", "a/b", "a.b", '\\"#&~-%@<x>\n']},
+        ["", "a b", "a/b", "a.b", '\\"#&~-%@<x>\n'],
+        ["axb"],
+    ),
     ({"structured_outputs": {"grammar": EBNF}}, ["yes", "no"], ["maybe"]),
     ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
     ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, [f"<f>{PERSON}</f>"], ["<f>1"]),
@@ -139,6 +146,65 @@ async def test_what_cannot_be_enforced_is_a_400_that_says_what(
     assert words in error["message"]
     assert edge.replica.submits == []
     assert (await edge.chat(max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize("num_choices", [2_001, 10_000])
+async def test_thousands_of_choices_that_begin_alike_are_followed(
+    make_edge, byte_vocabulary, num_choices: int
+) -> None:
+    edge = await make_edge(ScriptedReplica())
+    choices = [f"customer-record-{i:06d}" for i in range(num_choices)]
+
+    answer = await edge.chat(structured_outputs={"choice": choices}, max_tokens=1)
+
+    assert answer.status_code == 200, answer.text
+    grammar = edge.replica.submits[0].params.grammar
+    assert matches(byte_vocabulary, grammar, choices[-1])
+    assert not matches(byte_vocabulary, grammar, f"customer-record-{num_choices:06d}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["aaa"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"response_format": TAG}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tools"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_form_that_grows_too_complex_on_the_way_is_named_as_the_client_named_it(
+    make_edge, fields: dict[str, Any], param: str
+) -> None:
+    edge = await make_edge(ScriptedReplica(script=lambda submit: [97] * 4000, step_s=0.001))
+    words = "it grows beyond 10,000 states: make it simpler"
+    error = {
+        "message": f"{param}: {words}",
+        "type": "grammar_too_complex",
+        "param": param,
+        "code": "grammar_too_complex",
+    }
+
+    whole = asyncio.create_task(edge.chat(**fields))
+    await edge.replica.until(lambda: bool(edge.replica.submits))
+    edge.replica.refuse(edge.replica.submits[0].request_id, words, "grammar")
+
+    assert (await whole).status_code == 400
+    assert (await whole).json()["error"] == error
+
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": True, **fields}
+    async with (
+        httpx.AsyncClient(base_url=await edge.listen()) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert '"role":"assistant"' in await anext(lines)
+        edge.replica.refuse(edge.replica.submits[1].request_id, words, "grammar")
+        rest = [line async for line in lines if line]
+
+    assert json.loads(rest[-1].removeprefix("data: "))["error"] == error
 
 
 async def test_a_grammar_that_takes_too_long_is_refused(make_edge, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 
@@ -85,6 +86,32 @@ def test_special_tokens_are_no_text(compiler, vocabulary) -> None:
 def test_what_cannot_be_enforced_is_named(compiler, grammar: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         compiler.matcher(grammar)
+
+
+def many_words(vocabulary: Vocabulary, num_words: int) -> str:
+    """A pattern whose automaton is as wide as the vocabulary."""
+    words = [token.decode() for token in vocabulary.token_bytes if token.isalpha() and token.isascii()]
+    return "|".join(a + b for a, b in itertools.islice(zip(words, reversed(words), strict=True), num_words))
+
+
+def test_what_cannot_be_followed_beyond_its_first_token_is_refused_at_once(compiler, vocabulary) -> None:
+    grammar = llguidance.LLMatcher.grammar_from_regex(many_words(vocabulary, 10_000))
+
+    with pytest.raises(InvalidRequest, match=r"grows beyond 10,000 states .* make it simpler"):
+        compiler.matcher(grammar)
+
+
+def test_a_grammar_that_outgrows_its_limits_on_the_way_says_so_in_our_words(compiler, vocabulary) -> None:
+    pattern = f"0123({many_words(vocabulary, 10_000)})z"
+    matcher = compiler.matcher(llguidance.LLMatcher.grammar_from_regex(pattern))
+
+    def follow(text: bytes) -> None:
+        for byte in text:
+            matcher.mask()
+            matcher.accept(vocabulary.token_bytes.index(bytes([byte])))
+
+    with pytest.raises(GrammarFailed, match=r"grows beyond 10,000 states .* make it simpler"):
+        follow(b"0123ab")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
     ShoalError
     ├── UserError            the caller's mistake: value, limit and way out; changes nothing
     │   ├── InvalidRequest   a field has a wrong value (`param` names it)
+    │   ├── GrammarNotFollowed  an accepted grammar outgrew what can be followed
     │   ├── PromptTooLong    prompt (and output) cannot fit the model's context or the KV pool
     │   ├── UnknownModel     no such model here
     │   └── Forbidden        a valid key that is not for this
@@ -30,6 +31,10 @@ class UserError(ShoalError):
 
 class InvalidRequest(UserError):
     """A field holds a value that cannot be served."""
+
+
+class GrammarNotFollowed(UserError):
+    """A grammar has grown beyond a limit of this server while its output was made."""
 
 
 class PromptTooLong(UserError):
