@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.text.grammars import Schema, json_rule, quoted
+from router.text.tools.closed_schema import closed
 
 MAX_CALLS = 16
 """Calls of one message where a grammar says how many there may be."""
@@ -34,8 +35,8 @@ class Tool:
 
     @property
     def schema(self) -> Schema:
-        """Of its arguments."""
-        return _NO_ARGUMENTS if self.parameters is None else self.parameters
+        """Of its arguments, without such as it does not name."""
+        return _NO_ARGUMENTS if self.parameters is None else closed(self.parameters)
 
     def spelled(self) -> dict[str, Any]:
         """As OpenAI's API and chat templates have it."""
