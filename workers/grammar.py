@@ -143,7 +143,8 @@ class _Tokens:
 def _explained(message: str) -> str:
     """llguidance's words on one line, without the grammar that stands below them; its codes in ours."""
     told = re.split(r"\n +\d+ \| ", message.replace("<non-verbose/>", ""), maxsplit=1)[0]
-    message = " ".join(re.sub(r"^(at )?\d+\(\d+\): ", "", told).split())[:500]
+    # Where a schema stands in a grammar of ours means nothing to whoever wrote it.
+    message = " ".join(re.sub(r"^at \d+\(\d+\): (?=failed to compile JSON)", "", told).split())[:500]
     if message.startswith("NoExtension"):
         return "nothing can match it"
     if any(words in message for words in _TOO_MUCH):

@@ -80,13 +80,15 @@ def internal_error_object() -> dict[str, Any]:
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
     """The first thing that is wrong with a body, in words, with the field at fault."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_context=False)[0]
     param = _param(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"{param}: this field is not supported", param)
+    if param is not None and first["input"] is None and first["type"] != "value_error":
+        return InvalidRequest(f"{param}: {_null(first['loc'])}", param)
     if param is None and first["type"] == "value_error":
         return InvalidRequest(message)
     if param is None:
@@ -138,6 +140,12 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _null(loc: Sequence[int | str]) -> str:
+    """What is wrong with null where it does not mean that a field is absent."""
+    path = [part for part in loc if isinstance(part, int) or not part.startswith("<")]
+    return "field required" if len(path) == 1 else "must not be null"
 
 
 def _param(loc: Sequence[int | str]) -> str | None:

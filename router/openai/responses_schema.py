@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from router.openai.schema import Body
+from router.openai.schema import Body, ReasoningEffort
 
 _STORED = "nothing is stored between requests: send all earlier items in input instead"
 
@@ -157,7 +157,7 @@ class TextFormat(Body):
 class ReasoningOptions(Body):
     """How the model thinks."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     """Given to the template, as ``reasoning_effort``."""
     summary: str | None = None
     """Accepted without effect: thinking is shown as it is."""

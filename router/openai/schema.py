@@ -15,6 +15,9 @@ from router.openai.tools_schema import ChatTool, ToolCall, ToolChoice
 
 _MAX_SEED = 2**64 - 1
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""OpenAI's words; ``chat_template_kwargs`` gives a template any other."""
+
 Unset = Annotated[Any, Field(default=None, json_schema_extra={"description": "Not supported yet."})]
 
 
@@ -24,9 +27,7 @@ def input_kind(value: object) -> str:
         return "<one>"
     if not value:
         return "<many>"
-    if isinstance(value[0], bool):
-        return "<many>"
-    if isinstance(value[0], int):
+    if isinstance(value[0], int | float):  # true and 1.5 are no token ids, and less are they texts
         return "<ids>"
     return "<id lists>" if isinstance(value[0], list) else "<many>"
 
@@ -199,7 +200,7 @@ class ChatBody(SamplingBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """Given to the template, as ``reasoning_effort``."""
     include_reasoning: bool | None = None
     """False: thinking is left out of the answer."""
@@ -209,8 +210,8 @@ class ChatBody(SamplingBody):
     @field_validator("functions", "function_call")
     @classmethod
     def must_be_unset(cls, value: Any) -> Any:
-        """Null or empty: OpenAI's own successor of these are tools."""
-        if value:
+        """Null: OpenAI's own successor of these are tools."""
+        if value is not None:
             raise ValueError("is not supported: use tools and tool_choice")
         return None
 

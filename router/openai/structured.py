@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from router.text.grammars import (
     WHITESPACE,
@@ -29,12 +38,30 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
 
+def _said_as(words: str) -> WrapValidator:
+    """An error in our words, where a field has several types and pydantic would name each."""
+
+    def check(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(words) from None
+
+    return WrapValidator(check)
+
+
+_SchemaObject = Annotated[
+    dict[str, Any] | bool, _said_as("must be a JSON schema: an object, or true or false")
+]
+_SpelledSchema = Annotated[dict[str, Any] | str, _said_as("must be a JSON schema: an object, or its text")]
+
+
 class JsonSchema(_Strict):
     """A named schema."""
 
     name: str = ""
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: _SchemaObject | None = Field(None, alias="schema")
     strict: bool | None = None
     """Accepted without effect: schemas are enforced always."""
 
@@ -56,7 +83,7 @@ class Structure(_Strict):
     """What must follow a trigger."""
 
     begin: str
-    schema_: dict[str, Any] | bool = Field(alias="schema")
+    schema_: _SchemaObject = Field(alias="schema")
     end: str
 
 
@@ -84,7 +111,7 @@ ResponseFormat = Annotated[
 class StructuredOutputs(_Strict):
     """vLLM's way to ask: exactly one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: _SpelledSchema | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     grammar: str | None = None
@@ -102,7 +129,7 @@ class StructuredFields(_Strict):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: _SpelledSchema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     guided_grammar: str | None = None

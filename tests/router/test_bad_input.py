@@ -148,6 +148,58 @@ async def test_a_wrong_field_of_a_completion_is_named(make_edge, fields: dict[st
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
+SAID: list[tuple[str, dict[str, Any], str, str]] = [
+    ("chat/completions", {"model": None}, "model", "model: field required"),
+    ("chat/completions", {"messages": None}, "messages", "messages: field required"),
+    ("completions", {"prompt": None}, "prompt", "prompt: field required"),
+    ("embeddings", {"input": None}, "input", "input: field required"),
+    ("responses", {"input": None}, "input", "input: field required"),
+    ("chat/completions", {"messages": [None]}, "messages[0]", "messages[0]: must not be null"),
+    (
+        "chat/completions",
+        {"messages": [{"role": None}]},
+        "messages[0].role",
+        "messages[0].role: must not be null",
+    ),
+    ("completions", {"prompt": [1.5]}, "prompt[0]", "valid integer"),
+    ("completions", {"prompt": [True]}, "prompt[0]", "valid integer"),
+    ("completions", {"prompt": [[1.5]]}, "prompt[0][0]", "valid integer"),
+    ("embeddings", {"input": [1.5]}, "input[0]", "valid integer"),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": "b"}}},
+        "response_format.json_schema.schema",
+        "must be a JSON schema: an object, or true or false",
+    ),
+    ("chat/completions", {"guided_json": 7}, "guided_json", "must be a JSON schema: an object, or its text"),
+    (
+        "chat/completions",
+        {"structured_outputs": {"json": [1]}},
+        "structured_outputs.json",
+        "must be a JSON schema: an object, or its text",
+    ),
+    ("chat/completions", {"functions": []}, "functions", "use tools and tool_choice"),
+    ("chat/completions", {"function_call": {}}, "function_call", "use tools and tool_choice"),
+    ("chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort", "'xhigh' or 'max'"),
+    ("responses", {"input": "a", "reasoning": {"effort": "huge"}}, "reasoning.effort", "'xhigh' or 'max'"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), SAID, ids=lambda value: str(value)[:50])
+async def test_what_is_wrong_is_said_in_the_words_of_the_api(
+    make_edge, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    edge = await make_edge()
+    messages = {"messages": [{"role": "user", "content": "a"}]} if path == "chat/completions" else {}
+
+    response = await edge.client.post(f"/v1/{path}", json={"model": "tiny", **messages, **fields})
+
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert not [name for name in ("dict[", "bool", "list[") if name in error["message"]]
+
+
 @pytest.mark.parametrize(
     "body",
     [
