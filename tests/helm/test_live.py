@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -14,13 +16,19 @@ import httpx
 import pytest
 import yaml
 
-from deploy.deploy_command import connect, wait_for_applications
 from deploy.ray_head import ROOT, RayHead
 from workers.checkpoint.source import ModelFiles
 
 if TYPE_CHECKING:
     from conftest import Helm
 
+DEPLOY = """
+import json, sys
+from deploy.deploy_command import connect, wait_for_applications
+api, config = connect(sys.argv[1]), json.load(sys.stdin)
+api.deploy_applications(config)
+wait_for_applications(api, [one["name"] for one in config["applications"]], 200)
+"""
 VALUES = Path(__file__).resolve().parents[2] / "helm/ci/cpu-demo-values.yaml"
 
 
@@ -34,7 +42,7 @@ def head() -> Iterator[RayHead]:
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_what_the_chart_renders_serves_the_demo_model(
-    helm4: Helm, head: RayHead, demo_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    helm4: Helm, head: RayHead, demo_model: ModelFiles
 ) -> None:
     documents = helm4.render("-f", str(VALUES), "--set", "models[0].replicas=1")
     (service,) = [one for one in documents if one["kind"] == "RayService"]
@@ -44,11 +52,15 @@ def test_what_the_chart_renders_serves_the_demo_model(
         "port": head.port,
     }  # other clusters may run on this machine
 
-    for name, value in head.environment.items():
-        monkeypatch.setenv(name, value)
-    api = connect(head.dashboard)
-    api.deploy_applications(config)
-    wait_for_applications(api, [one["name"] for one in config["applications"]], 200)
+    # A process of its own: Ray reads its environment once, when the first test of this one imports it.
+    subprocess.run(
+        [sys.executable, "-c", DEPLOY, head.dashboard],
+        input=json.dumps(config),
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **head.environment},
+    )
 
     subprocess.run(
         [sys.executable, "-m", "deploy.smoke_test", "--url", head.url, "--model", "SmolLM2-135M-Instruct"],
@@ -68,9 +80,9 @@ def test_what_the_chart_renders_serves_the_demo_model(
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_every_metric_that_dashboards_and_alerts_read_is_told_by_a_live_node(
-    helm4: Helm, head: RayHead, demo_model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    helm4: Helm, head: RayHead, demo_model: ModelFiles
 ) -> None:
-    test_what_the_chart_renders_serves_the_demo_model(helm4, head, demo_model, monkeypatch)
+    test_what_the_chart_renders_serves_the_demo_model(helm4, head, demo_model)
     used: set[str] = set()
     for path in [*(VALUES.parents[1] / "dashboards").glob("*.json"), VALUES.parents[1] / "rules/alerts.yaml"]:
         used |= set(re.findall(r"\b(?:shoal|ray|haproxy)_\w+", path.read_text()))
