@@ -15,15 +15,19 @@ class InputStatistics:
     """Sums over calibration tokens of one layer's inputs."""
 
     gram: Tensor
-    """[in, in]: sums of products."""
+    """[in, in]: sums of products of three quarters of each text, to fit to."""
+    held_out: Tensor
+    """[in, in]: those of the last quarter, to judge by."""
     magnitudes: Tensor
     """[in]: sums of absolute values, divided by ``count`` when read."""
     count: int = 0
 
     def add(self, inputs: Tensor) -> None:
-        """Take in [..., in] inputs."""
+        """Take in [..., in] inputs of consecutive tokens."""
         rows = inputs.detach().reshape(-1, inputs.shape[-1]).float()
-        self.gram.addmm_(rows.t(), rows)
+        fitted, held_out = rows.tensor_split([-(-3 * rows.shape[0] // 4)])
+        self.gram.addmm_(fitted.t(), fitted)
+        self.held_out.addmm_(held_out.t(), held_out)
         self.magnitudes += rows.abs().sum(0)
         self.count += rows.shape[0]
 
@@ -37,7 +41,9 @@ def _recording(layers: dict[str, nn.Linear]) -> Iterator[dict[str, InputStatisti
         def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             width = args[0].shape[-1]
             if name not in found:
-                found[name] = InputStatistics(torch.zeros(width, width), torch.zeros(width))
+                found[name] = InputStatistics(
+                    torch.zeros(width, width), torch.zeros(width, width), torch.zeros(width)
+                )
             found[name].add(args[0])
 
         return record

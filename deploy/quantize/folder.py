@@ -65,7 +65,7 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
     widths = [layers[0].get_submodule(names[0]).weight.shape[1] for names in _LINEARS]
     group = min(group_of(width) for width in widths)
     # What a pass records must fit beside the model.
-    num_at_once = max(1, _STATISTICS_BYTES // sum(4 * width * width for width in widths))
+    num_at_once = max(1, _STATISTICS_BYTES // sum(2 * 4 * width * width for width in widths))
     seen: dict[str, InputStatistics] = {}
     for index, layer in enumerate(layers):
         if job.method != "fp8" and index % num_at_once == 0:
@@ -115,7 +115,12 @@ def _fold_scale(before: nn.Module, weights: list[Tensor], seen: InputStatistics)
     if writer.shape[0] != weights[0].shape[1]:
         return  # with grouped queries one row of v feeds several columns of the output projection
     with torch.no_grad():
-        _divide(writer, before, weights, best_awq_scale(weights, seen.magnitudes / seen.count, seen.gram))
+        _divide(
+            writer,
+            before,
+            weights,
+            best_awq_scale(weights, seen.magnitudes / seen.count, seen.gram + seen.held_out),
+        )
 
 
 def _divide(writer: Tensor, before: nn.Module, weights: list[Tensor], scale: Tensor) -> None:
@@ -134,7 +139,7 @@ def _encode(method: str, weight: Tensor, seen: InputStatistics | None, group: in
         codes = quantize_to_codes(weight, 4, group)
         return awq_tensors(codes)
     assert seen is not None, "GPTQ is calibrated"
-    return gptq_tensors(round_gptq(weight, seen.gram).regroup(group))
+    return gptq_tensors(round_gptq(weight, seen.gram, seen.held_out).regroup(group))
 
 
 def _write(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deploy.quantize.folder import Job, quantize_folder
-from deploy.quantize.rounding import best_awq_scale, round_gptq
+from deploy.quantize.rounding import best_awq_scale, output_error, round_gptq
 from kernels.codes import dequantize_ref, quantize_to_codes
 from router.text.tokenizer import Tokenizer
 from workers.checkpoint.model_config import read_model_config
@@ -97,6 +97,7 @@ def test_error_feedback_and_scales_beat_plain_rounding() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(512, 128) @ torch.randn(128, 128) * (torch.rand(128) * 4) ** 2
     weight, gram = torch.randn(64, 128), inputs.t() @ inputs
+    held_out = inputs[384:].t() @ inputs[384:]
 
     def loss(rounded: torch.Tensor) -> float:
         return float(((inputs @ (rounded - weight).t()) ** 2).sum())
@@ -105,8 +106,33 @@ def test_error_feedback_and_scales_beat_plain_rounding() -> None:
     scale = best_awq_scale([weight], inputs.abs().mean(0), gram)
     scaled = loss(dequantize_ref(quantize_to_codes(weight * scale, 4, 128)) / scale)
 
-    assert loss(dequantize_ref(round_gptq(weight, gram))) < 0.7 * plain
+    assert loss(dequantize_ref(round_gptq(weight, gram - held_out, held_out))) < 0.7 * plain
     assert scaled < plain
+
+
+def test_gptq_of_few_tokens_costs_other_texts_no_more_than_plain_rounding() -> None:
+    torch.manual_seed(0)
+    # Inputs that have nothing in common but chance: all that columns could learn of each other is noise.
+    fitted, held_out, other = torch.randn(160, 128), torch.randn(80, 128), torch.randn(4096, 128)
+    weight = torch.randn(64, 128)
+
+    codes = round_gptq(weight, fitted.t() @ fitted, held_out.t() @ held_out)
+
+    plain = quantize_to_codes(weight, 4, 128)
+    gram = other.t() @ other
+    assert output_error(codes, weight, gram) < 1.02 * output_error(plain, weight, gram)
+
+
+def test_gptq_keeps_rows_without_a_negative_weight() -> None:
+    torch.manual_seed(0)
+    weight, inputs = torch.rand(16, 64) + 0.1, torch.randn(512, 64)
+    gram = inputs.t() @ inputs
+
+    codes = round_gptq(weight, gram, gram)
+
+    assert codes.zeros is not None
+    assert (codes.zeros >= 1).all()  # stored less one: 0 would be read as 16
+    assert (dequantize_ref(codes) - weight).abs().max() < 0.2
 
 
 @pytest.mark.parametrize(
