@@ -142,4 +142,6 @@ def _linear_bytes(shape: tuple[int, int], how: Quantization | None) -> int:
         return code_bytes + out * 16 * _DENSE_BYTES
     group = min(how.group_size or 128, 128)
     zero_bytes = (1 if how.bits <= 4 else 2) if how.has_zeros else 0
+    if how.is_online:
+        zero_bytes = 2  # an offset
     return code_bytes + out * -(-width // group) * (2 + zero_bytes)

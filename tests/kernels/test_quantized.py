@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kernels.coded_linear import coded_linear
-from kernels.codes import Codes, dequantize_ref, pack_codes, quantize_to_codes, unpack_codes
+from kernels.codes import (
+    Codes,
+    dequantize_ref,
+    pack_codes,
+    quantize_to_codes,
+    quantize_to_spans,
+    unpack_codes,
+)
 from kernels.experts import expert_linear, route
 from kernels.nibble_linear import can_multiply, nibble_linear
 from kernels.outliers import add_sparse, sparse_rows
@@ -55,6 +62,28 @@ def test_rounding_to_codes_keeps_zero_and_half_a_step() -> None:
     assert codes.scales is not None
     steps = codes.scales.repeat_interleave(32, 1)
     assert bool(((back - weight).abs() <= steps * 0.51).all())
+
+
+def test_spans_keep_what_lies_on_a_grid_with_any_offset() -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(0, 16, (8, 2, 32))
+    codes[..., 0], codes[..., 1] = 0, 15
+    weight = (codes * torch.rand(8, 2, 1) - torch.rand(8, 2, 1)).view(8, 64)
+
+    back = dequantize_ref(quantize_to_spans(weight, 4, 32))
+
+    torch.testing.assert_close(back, weight)
+    assert not torch.allclose(dequantize_ref(quantize_to_codes(weight, 4, 32)), weight, rtol=0.1)
+
+
+def test_spans_cost_less_than_zero_points_on_other_weights() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(256, 512)
+
+    spans, zeros = (f(weight, 4, 32) for f in (quantize_to_spans, quantize_to_codes))
+
+    loss = [float((dequantize_ref(codes) - weight).square().mean()) for codes in (spans, zeros)]
+    assert loss[0] < 0.97 * loss[1]
 
 
 def test_a_product_with_codes_is_the_product_with_what_they_stand_for() -> None:

@@ -16,7 +16,7 @@ FORMATS = ("awq", "gptq", "squeezellm", "fp8", "int8", "compressed-tensors", "bi
 ONLINE = ("fp8", "int8", "int4")
 """What full-precision weights can be quantized to while they are loaded."""
 INT4_GROUP = 32
-"""Weights that share a scale when quantized to "int4" at load: as in llama.cpp's Q4_1."""
+"""Weights that share a scale and an offset when quantized to "int4" at load: as in llama.cpp's Q4_1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quan
             "quantization",
         )
     if wanted == "int4":
-        return Quantization("int4", is_online=True, bits=4, group_size=INT4_GROUP, has_zeros=True)
+        return Quantization("int4", is_online=True, bits=4, group_size=INT4_GROUP)
     return Quantization(wanted, is_online=True)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.codes import Codes, quantize_to_codes
+from kernels.codes import Codes, quantize_to_spans
 from kernels.scaled_rows import FLOAT8, quantize_rows_ref
 from workers.checkpoint.quantization import Quantization
 from workers.engine.errors import UserError
@@ -68,7 +68,7 @@ def _quantize(weight: Tensor, how: Quantization) -> StoredWeight:
         group = how.group_size or weight.shape[1]
         if weight.shape[1] % group:
             return DenseWeight(weight)
-        return CodedWeight(quantize_to_codes(weight, how.bits, group))
+        return CodedWeight(quantize_to_spans(weight, how.bits, group))
     values, scales = quantize_rows_ref(weight.float(), torch.int8 if how.format == "int8" else FLOAT8)
     return ScaledWeight(values, scales)
 
