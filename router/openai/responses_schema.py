@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from router.openai.schema import Body, ReasoningEffort
+from router.openai.tools_schema import choice_kind
 
 _STORED = "nothing is stored between requests: send all earlier items in input instead"
 
@@ -129,18 +130,11 @@ class AllowedChoice(Body):
     tools: list[FunctionChoice] = Field(min_length=1, fail_fast=True)
 
 
-def _choice_kind(value: object) -> str:
-    if isinstance(value, str):
-        return "<word>"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<allowed>" if kind == "allowed_tools" else "<named>"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[FunctionChoice, Tag("<named>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
-    Discriminator(_choice_kind),
+    Discriminator(choice_kind),
 ]
 
 

@@ -57,7 +57,8 @@ class AllowedToolsChoice(_Strict):
     allowed_tools: AllowedTools
 
 
-def _choice_kind(value: object) -> str:
+def choice_kind(value: object) -> str:
+    """Tag of a ``tool_choice``: a word, a named tool, or a choice among some."""
     if isinstance(value, str):
         return "<word>"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -68,7 +69,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    Discriminator(_choice_kind),
+    Discriminator(choice_kind),
 ]
 
 
