@@ -18,11 +18,24 @@ from cluster import wire
 from cluster.outbox import Outbox, OutboxFull
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
+from cluster.relay import Relay
 from workers.brain_messages import CacheSnapshot, Load, StepUpdate, TokenOutput
 from workers.engine.errors import UserError
 from workers.engine.request import EngineRequest, FinishReason
 
 logger = logging.getLogger(__name__)
+
+
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 << 20),  # a 1 M-token prompt is 4 MB, its hashes 1 MB
+    ("grpc.max_send_message_length", 256 << 20),  # a snapshot of a million blocks is 16 MB
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),  # ingresses ping often, to tell a stopped replica from a quiet one
+)
 
 
 class Brain(Protocol):
@@ -79,6 +92,7 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         self._brain = brain
         self._streams: dict[int, _Stream] = {}
         self._owners: dict[str, tuple[_Stream, str]] = {}  # engine id -> stream, ingress's id
+        self._relay = Relay()
         self._num_attached = 0
         self._draining: pb.Draining | None = None
         self._idle = asyncio.Event()
@@ -94,6 +108,11 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
     def num_streams(self) -> int:
         """Ingresses attached."""
         return len(self._streams)
+
+    @property
+    def num_questions(self) -> int:
+        """Questions between ingresses that are open here."""
+        return self._relay.num_open
 
     # -- gRPC ---------------------------------------------------------------------------------------------
 
@@ -134,6 +153,11 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
                 elif kind == "resync":
                     stream.wants_snapshot = True
                     self._brain.request_snapshot()
+                elif kind == "question":
+                    others = [one for one in self._streams.values() if one is not stream]
+                    self._relay.ask(stream, message.question, others)
+                elif kind == "answer":
+                    self._relay.take(stream.number, message.answer)
         finally:
             stream.outbox.close()  # the ingress has closed its side: nothing more will be asked
 
@@ -177,6 +201,7 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
 
     def _detach(self, stream: _Stream) -> None:
         self._streams.pop(stream.number, None)
+        self._relay.leave(stream.number)
         self._cancel(stream, list(stream.request_ids))
 
     # -- updates from the brain ---------------------------------------------------------------------------
@@ -236,18 +261,7 @@ async def start_server(service: ReplicaService, host: str, port: int = 0) -> tup
     Raises:
         OSError: the address cannot be bound.
     """
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", 64 << 20),  # a 1 M-token prompt is 4 MB, its hashes 1 MB
-            ("grpc.max_send_message_length", 256 << 20),  # a snapshot of a million blocks is 16 MB
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-            ("grpc.http2.max_ping_strikes", 0),
-        ]
-    )
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     shoal_pb2_grpc.add_ReplicaServicer_to_server(service, server)
     try:
         bound = server.add_insecure_port(f"{host}:{port}")

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from router.capacity import load_report, rate_limit_headers
 from router.edge import EdgeMiddleware
 from router.ingress import Ingress
+from router.ledger import KEPT_S
 from router.membership import Membership
 from router.openai import errors
 from router.openai.body import read_body
@@ -104,6 +105,13 @@ def build_app(
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, EmbeddingBody, max_body_bytes)
         return await answer_embeddings(ingress, metrics, body, uuid.uuid4().hex)
+
+    @app.get("/v1/shoal/requests/{request_id}")
+    async def explain_request(request: Request, request_id: str) -> Response:
+        told = await ingress.recall(request_id, request.state.tenant.name)
+        if not told:
+            raise errors.RequestNotKnown(request_id, KEPT_S)
+        return Response(told, media_type="application/json")
 
     @app.get("/v1/models")
     async def list_models() -> Response:

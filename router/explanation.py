@@ -11,6 +11,9 @@ from router.placement.candidate import Ranked
 if TYPE_CHECKING:
     from router.generation import Choice, Generation
 
+MAX_CANDIDATES = 16
+"""Of each placement, where explanations are kept or sent on: hundreds of replicas would make them long."""
+
 
 @dataclass(slots=True)
 class Placement:
@@ -37,15 +40,15 @@ class Course:
     """At the last replica."""
 
 
-def explanation(generation: Generation, request_id: str) -> dict[str, Any]:
-    """All that is known of a generation that has ended."""
+def explanation(generation: Generation, request_id: str, max_candidates: int | None = None) -> dict[str, Any]:
+    """All that is known of a generation, which may still run; of each placement's candidates, the best."""
     return {
         "request_id": request_id,
-        "choices": [_choice(choice, generation.arrival_s) for choice in generation.choices],
+        "choices": [_choice(choice, generation.arrival_s, max_candidates) for choice in generation.choices],
     }
 
 
-def _choice(choice: Choice, arrival_s: float) -> dict[str, Any]:
+def _choice(choice: Choice, arrival_s: float, max_candidates: int | None) -> dict[str, Any]:
     course, placements = choice.course, choice.journal.placements
     num_cached = choice.num_cached_tokens or 0
     first_s = course.first_s if course.first_s is not None else arrival_s
@@ -53,7 +56,7 @@ def _choice(choice: Choice, arrival_s: float) -> dict[str, Any]:
     return {
         "index": choice.index,
         "replica": choice.journal.replica_id,
-        "placements": [_placement(one, arrival_s) for one in placements],
+        "placements": [_placement(one, arrival_s, max_candidates) for one in placements],
         "cached_tokens": {
             "device": num_cached - course.num_host_cached_tokens,
             "host": course.num_host_cached_tokens,
@@ -67,7 +70,7 @@ def _choice(choice: Choice, arrival_s: float) -> dict[str, Any]:
     }
 
 
-def _placement(placement: Placement, arrival_s: float) -> dict[str, Any]:
+def _placement(placement: Placement, arrival_s: float, max_candidates: int | None) -> dict[str, Any]:
     return {
         "replica": placement.ranked[0].candidate.view.replica_id,
         "after_s": _seconds(placement.at_s - arrival_s),
@@ -77,8 +80,9 @@ def _placement(placement: Placement, arrival_s: float) -> dict[str, Any]:
                 "cost_s": _seconds(one.cost_s),
                 "predicted_cached_tokens": one.candidate.num_hit_tokens,
             }
-            for one in placement.ranked
+            for one in placement.ranked[:max_candidates]
         ],
+        "num_candidates": len(placement.ranked),
         "lost": placement.lost,
     }
 

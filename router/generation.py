@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cluster.proto import shoal_pb2 as pb
@@ -256,6 +256,11 @@ class Generation:
         """Before ``start``: put it under its caller's name, salt and priority."""
         for prompt in self.prompts:
             prompt.terms = prompt.terms.within(tenant, cache_salt, priority)
+
+    def join_session(self, session: str) -> None:
+        """Before ``start``: let it go where the session's other requests go, if that costs nothing."""
+        for prompt in self.prompts:
+            prompt.terms = replace(prompt.terms, session=session)
 
     def end_at_once(self) -> None:
         """Ask no replica: nothing is to be generated."""

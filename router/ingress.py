@@ -12,6 +12,7 @@ from functools import partial
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
 from router.journal import PLAIN_TERMS, Prompt, PromptTerms
+from router.ledger import Ledger
 from router.membership import Membership
 from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
@@ -34,6 +35,8 @@ LONG_PROMPT_CHARS = 8192
 """From here on a prompt is tokenized in a thread: about 2 ms of work, which other streams would feel."""
 
 _RETIRE_POLL_S = 1.0
+_RECALL_TIMEOUT_S = 2.0
+"""For the other ingresses to say what they know of a request."""
 
 
 class ServedModel:
@@ -179,6 +182,8 @@ class Ingress:
         self.config = config
         self.gate = Gate(clock)
         """Lets callers in as far as their limits reach."""
+        self.ledger = Ledger(clock)
+        """What can be told of requests."""
         self.traces: Traces | None = None
         """Whom to tell of each generation; None: nobody."""
         self.models: list[ServedModel] = []
@@ -222,6 +227,7 @@ class Ingress:
                 self.config.limits,
                 self.config.timeouts,
                 partial(self._wake, config.group),
+                self.ledger.find,
             )
             replicas.start(self._membership, config.group)
             folder = self.config.trace_folder
@@ -257,6 +263,20 @@ class Ingress:
                 return model
         served = ", ".join(model.name for model in self.models) or "none"
         raise UnknownModel(f"model {name!r} is not served here (served: {served})", "model")
+
+    async def recall(self, request_id: str, tenant: str) -> bytes:
+        """What is known of a request of ``tenant``, whichever ingress has it, as JSON; empty: nothing."""
+        found = self.ledger.find(request_id, tenant)
+        if found:
+            return found
+        streams = [stream for model in self.models for stream in model.replicas.streams if stream.is_open]
+        if not streams:
+            return b""
+        try:
+            async with asyncio.timeout(_RECALL_TIMEOUT_S):
+                return await streams[0].ask(request_id, tenant)
+        except TimeoutError:
+            return b""
 
     def draw_seed(self) -> int:
         """A seed for a request that brings none."""

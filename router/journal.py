@@ -37,6 +37,8 @@ class PromptTerms:
     """Lower is served first, under the priority policy."""
     tenant: str = ""
     """Who shares with whom, under the fair policy."""
+    session: str = ""
+    """Requests of one session gather at one replica among those that would do as well."""
 
     def within(self, tenant: str, cache_salt: str, priority: int) -> PromptTerms:
         """The same under a caller's own name, salt and priority, which a request can narrow and not leave.
@@ -124,6 +126,11 @@ class Journal:
     def num_tokens(self) -> int:
         """Prompt and output tokens known."""
         return len(self.prompt) + len(self.output_token_ids)
+
+    @property
+    def longest(self) -> int:
+        """Tokens at its end, should it take all that it may."""
+        return len(self.prompt) + self.params.max_tokens
 
     @property
     def engine_id(self) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from router.config import Limits, Timeouts
 from router.explanation import Placement
-from router.journal import Journal
+from router.journal import Journal, Prompt
 from router.membership import Members, Membership
-from router.placement.candidate import make_candidate, sibling_key
+from router.placement.candidate import make_candidate, session_key, sibling_key
 from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaShape, ReplicaView
-from router.replica_stream import ReplicaStream, Sink
+from router.replica_stream import Recall, ReplicaStream, Sink
 from workers.engine.errors import Overloaded, ReplicaLost
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,17 @@ class ReplicaSet:
         limits: Limits,
         timeouts: Timeouts,
         wake: Callable[[], None] = lambda: None,
+        recall: Recall = lambda request_id, tenant: b"",
     ) -> None:
-        """``wake`` is called for each request that finds no replica."""
+        """``wake`` is called for each request that finds no replica, ``recall`` for what other ingresses ask."""
         self.index = index
         self.counts = PlacementCounts()
         self._policy = policy
         self._limits = limits
         self._timeouts = timeouts
         self._wake = wake
+        self._recall = recall
+        self._group = ""
         self._streams: dict[str, ReplicaStream] = {}
         self._retired: set[ReplicaStream] = set()
         self._placed: dict[str, ReplicaStream] = {}
@@ -81,6 +84,7 @@ class ReplicaSet:
 
     def start(self, membership: Membership, group: str) -> None:
         """Follow ``group`` from now on, on the running loop."""
+        self._group = group
         self._stop_listening = membership.listen(group, self._set_members)
 
     async def stop(self) -> None:
@@ -142,7 +146,7 @@ class ReplicaSet:
             )
             for view in views
         ]
-        key = sibling_key(journal.prompt.hashes(views[0].shape), journal.prompt.token_ids)
+        key = _key(journal.prompt, views[0].shape)
         ranked = self._policy.rank(candidates, journal.num_tokens, key)
         best = ranked[0].candidate
         view = best.view
@@ -169,6 +173,8 @@ class ReplicaSet:
         views = self.open_views
         if not views:
             raise ReplicaLost("no replica of the model is available")
+        # While a model is rolled out with another length, some replicas are too small for what others have begun.
+        views = [v for v in views if v.shape.holds(journal.longest)] or views
         if journal.is_resumed:  # it was admitted once; better not where it was lost
             return [v for v in views if v.replica_id not in journal.lost_on] or views
         views = [v for v in views if v.num_waiting < self._limits.max_waiting_per_replica]
@@ -183,7 +189,15 @@ class ReplicaSet:
                 self._retire(stream)
         for replica_id, address in members.items():
             if replica_id not in self._streams:
-                stream = ReplicaStream(replica_id, address, self.index, self._timeouts, self._changed.set)
+                stream = ReplicaStream(
+                    replica_id,
+                    address,
+                    self.index,
+                    self._timeouts,
+                    self._changed.set,
+                    self._recall,
+                    self._group,
+                )
                 self._streams[replica_id] = stream
                 stream.start()
         self._changed.set()
@@ -192,3 +206,9 @@ class ReplicaSet:
         self._retired = {s for s in self._retired if not s.has_ended}
         self._retired.add(stream)
         stream.retire()
+
+
+def _key(prompt: Prompt, shape: ReplicaShape) -> bytes:
+    """By which requests gather at one replica among equals."""
+    session = prompt.terms.session
+    return session_key(session) if session else sibling_key(prompt.hashes(shape), prompt.token_ids)

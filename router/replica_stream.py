@@ -15,6 +15,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from cluster.config import application_name
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
 from cluster.wire import load_from_wire, request_to_wire
@@ -32,7 +33,21 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, without old back-off
     ("grpc.enable_http_proxy", 0),
+    # A host that is gone or a process that is stopped closes no connection: it is lost when it answers no ping.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
+_MANY_FAILURES = 16
+"""After which the pause before the next attempt is the longest."""
+
+
+Recall = Callable[[str, str], bytes]
+"""What is known of a request (id, tenant) here, as JSON; empty: nothing."""
+
+
+def _nothing_known(request_id: str, tenant: str) -> bytes:
+    return b""
 
 
 class Sink(Protocol):
@@ -57,7 +72,14 @@ class ReplicaStream:
         index: PrefixIndex,
         timeouts: Timeouts,
         on_change: Callable[[], None],
+        recall: Recall = _nothing_known,
+        group: str = "",
     ) -> None:
+        """``recall`` answers other ingresses' questions about requests.
+
+        ``group`` is the membership group whose model it must serve: a replica of another one may have come to have
+        the address of one that is gone. Empty: any.
+        """
         self.replica_id = replica_id
         self.address = address
         self.index_key = f"{replica_id}@{address}"
@@ -68,6 +90,10 @@ class ReplicaStream:
         self._index = index
         self._timeouts = timeouts
         self._on_change = on_change
+        self._recall = recall
+        self._group = group
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
+        self._num_questions = 0
         self._sinks: dict[str, Sink] = {}
         self._outgoing: asyncio.Queue[pb.IngressMessage] = asyncio.Queue()
         self._progress_s = 0.0
@@ -131,6 +157,18 @@ class ReplicaStream:
         self._outgoing.put_nowait(pb.IngressMessage(cancel=pb.Cancel(request_ids=[request_id])))
         self._end_if_idle()
 
+    async def ask(self, request_id: str, tenant: str) -> bytes:
+        """What the other ingresses of the replica know of a request of ``tenant``; empty: nothing."""
+        self._num_questions += 1
+        number = self._num_questions
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        question = pb.Question(id=number, request_id=request_id, tenant=tenant)
+        self._outgoing.put_nowait(pb.IngressMessage(question=question))
+        try:
+            return await answer
+        finally:
+            del self._questions[number]
+
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
@@ -147,7 +185,7 @@ class ReplicaStream:
                 self._lose(reason)
             if self._is_retired:
                 return
-            pause_s = self._timeouts.reconnect_first_s * 2 ** min(self._num_failures, 16)
+            pause_s = self._timeouts.reconnect_first_s * 2 ** min(self._num_failures, _MANY_FAILURES)
             self._num_failures += 1
             await asyncio.sleep(min(pause_s, self._timeouts.reconnect_most_s))
 
@@ -179,6 +217,10 @@ class ReplicaStream:
             return "the replica ended the stream"
         if not hello.HasField("hello"):
             return "the replica's first message is not a Hello"
+        model = hello.hello.model
+        if self._group and application_name(model) != self._group:
+            self._num_failures = _MANY_FAILURES
+            return f"it serves {model!r}, another model"
         self._open(hello.hello)
         while True:
             message = await call.read()
@@ -194,6 +236,12 @@ class ReplicaStream:
                     await asyncio.sleep(0)
             elif kind == "draining":
                 self._drain(message.draining.deadline_s)
+            elif kind == "question":
+                asked = message.question
+                answer = pb.Answer(id=asked.id, body=self._recall(asked.request_id, asked.tenant))
+                self._outgoing.put_nowait(pb.IngressMessage(answer=answer))
+            elif kind == "answer":
+                self._hear(message.answer.id, message.answer.body)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> str:
         while True:
@@ -205,7 +253,9 @@ class ReplicaStream:
             await asyncio.sleep(stall_s / 4)
             idle_s = self._now() - self._progress_s
             if self._sinks and idle_s > stall_s:
-                self._num_failures = 16  # it would take new requests and stall again: the longest pause
+                self._num_failures = (
+                    _MANY_FAILURES  # it would take new requests and stall again: the longest pause
+                )
                 return f"no step for {idle_s:.1f} s with {len(self._sinks)} requests there"
 
     def _open(self, hello: pb.Hello) -> None:
@@ -249,12 +299,19 @@ class ReplicaStream:
         if self._is_retired:
             self._end_if_idle()
 
+    def _hear(self, number: int, body: bytes) -> None:
+        answer = self._questions.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(body)
+
     def _lose(self, reason: str) -> None:
         """Forget what was known of the replica, then tell the requests that were there."""
         was_open, self.view = self.view is not None, None
         sinks, self._sinks = self._sinks, {}
         loss = Loss.CUT_OFF if self._is_draining else Loss.BROKEN
         self._index.remove(self.index_key)
+        for number in self._questions:
+            self._hear(number, b"")
         if was_open:
             self.num_losses += 1
             if sinks:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
+from cluster.service import SERVER_OPTIONS
 
 Script = Callable[[pb.Submit], Sequence[int]]
 """All output tokens of a request, as an engine would sample them from nothing; cut at ``max_tokens``."""
@@ -51,6 +52,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     block_size: int = 16
     max_num_seqs: int = 64
     max_model_len: int = 1 << 20
+    model: str = ""
     held_hashes: list[bytes] = field(default_factory=list)
     """What its first snapshot says."""
     load: pb.Load = field(
@@ -62,6 +64,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     submits: list[pb.Submit] = field(default_factory=list)
     cancelled_ids: list[str] = field(default_factory=list)
     num_resyncs: int = 0
+    num_greeted: int = 0
+    """Times that an ingress attached."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a message has come."""
     _server: grpc.aio.Server | None = None
@@ -89,7 +93,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
 
     async def start(self) -> None:
         """Listen; on a free port, unless one is set (as it is after the first time)."""
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         shoal_pb2_grpc.add_ReplicaServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
@@ -170,8 +174,10 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         try:
             outbox.put_nowait(pb.ReplicaMessage(hello=self._hello()))
+            outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(load=self.load)))
             outbox.put_nowait(pb.ReplicaMessage(snapshot=self._snapshot()))
             self._outboxes.append(outbox)
+            self.num_greeted += 1
             self.changed.set()
             while True:
                 yield await outbox.get()
@@ -249,6 +255,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     def _hello(self) -> pb.Hello:
         return pb.Hello(
             replica_id=self.replica_id,
+            model=self.model,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             num_blocks=4096,

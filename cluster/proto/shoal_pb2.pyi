@@ -7,14 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class IngressMessage(_message.Message):
-    __slots__ = ("submit", "cancel", "resync")
+    __slots__ = ("submit", "cancel", "resync", "question", "answer")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     resync: Resync
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ...) -> None: ...
+    question: Question
+    answer: Answer
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "block_hashes", "hash_root", "params", "priority", "arrival_s", "tenant")
@@ -110,16 +114,38 @@ class Resync(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaMessage(_message.Message):
-    __slots__ = ("hello", "step", "snapshot", "draining")
+    __slots__ = ("hello", "step", "snapshot", "draining", "question", "answer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     snapshot: CacheSnapshot
     draining: Draining
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    question: Question
+    answer: Answer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("id", "request_id", "tenant")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    request_id: str
+    tenant: str
+    def __init__(self, id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("id", "body")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    body: bytes
+    def __init__(self, id: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("replica_id", "model", "block_size", "max_model_len", "num_blocks", "max_num_seqs", "hash_root", "generation", "max_num_batched_tokens")

@@ -79,11 +79,15 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
-        self._is_explained = _wants_explanation(scope)
+        self._is_explained = _header(scope, b"x-shoal-explain") not in ("", "0")
         self._http_id = scope.get("state", {}).get("request_id", "")
         tenant: Tenant = scope["state"].get("tenant", ANYBODY)
         ingress: Ingress = scope["app"].state.ingress
+        session = _header(scope, b"x-session-id")
+        if session:
+            self.generation.join_session(session)
         admission = self.admit(tenant, ingress)
+        ingress.ledger.begin(self.generation, self._http_id, tenant.name)
         try:
             if not self._is_stream:
                 await unless_disconnected(receive, self._whole(send))
@@ -92,6 +96,7 @@ class GenerationResponse(Response):
                 await unless_disconnected(receive, self._stream(writer))
         finally:
             admission.end(self.generation.num_output_tokens)
+            ingress.ledger.end(self.generation)
             log_request(self._http_id, tenant.name, self.generation, self.timer)
             if ingress.traces is not None:
                 ingress.traces.export(
@@ -183,11 +188,10 @@ class GenerationResponse(Response):
             self.timer.end(generation)
 
 
-def _wants_explanation(scope: Scope) -> bool:
-    """True if the request bears ``X-Shoal-Explain`` with anything but 0."""
-    return any(
-        name == b"x-shoal-explain" and value.strip() not in (b"", b"0") for name, value in scope["headers"]
-    )
+def _header(scope: Scope, wanted: bytes) -> str:
+    """A header of the request, its first where there are several; empty: it has none."""
+    values = (value.decode("latin-1").strip() for name, value in scope["headers"] if name == wanted)
+    return next(values, "")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -29,7 +29,7 @@ _ERRORS = {
     "400": "A field is missing, unknown or out of range; `param` names it.",
     "401": "No valid API key was given.",
     "403": "The API key does not allow it.",
-    "404": "No such model, path or response.",
+    "404": "No such model, path, request or response.",
     "405": "The method is not allowed on this path.",
     "413": "The body is too long.",
     "429": "All queues are full, or a limit is reached; `Retry-After` says when to come again.",

@@ -66,6 +66,17 @@ class NotStored(HTTPException):
         super().__init__(404, f"response {response_id[:80]!r} is not kept here: responses are not stored")
 
 
+class RequestNotKnown(HTTPException):
+    """A request was asked for by its id; no ingress knows it, or it is another key's."""
+
+    def __init__(self, request_id: str, kept_s: float) -> None:
+        super().__init__(
+            404,
+            f"no request {request_id[:80]!r} of this key is known: give the id of its answer or its x-request-id, "
+            f"within {kept_s / 60:g} minutes of its end and while the ingress that ran it lives",
+        )
+
+
 def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
     """Status and body of an error that Shoal raised on purpose."""
     row = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
@@ -115,12 +126,13 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     """Answer for unknown routes and methods, and bodies too large."""
     assert isinstance(error, HTTPException)
     message = error.detail
-    if error.status_code == 404 and not isinstance(error, NotStored):
+    named = _NAMED.get(type(error))
+    if error.status_code == 404 and named is None:
         message = f"unknown URL {request.url.path}"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    code = "response_not_found" if isinstance(error, NotStored) else _HTTP_CODES.get(error.status_code)
+    code = named or _HTTP_CODES.get(error.status_code)
     body = _body(message, kind, None, code)
     return json_response(body, error.status_code, error.headers)
 
@@ -136,6 +148,10 @@ async def answer_bad_query(request: Request, error: Exception) -> Response:
 async def answer_nobody(request: Request, error: Exception) -> Response:
     """The client left while it was sending its body; nginx's status, for the counters only."""
     return Response(status_code=499)
+
+
+_NAMED = {NotStored: "response_not_found", RequestNotKnown: "request_not_found"}
+"""Codes of errors that say something of their own where the status alone would not."""
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

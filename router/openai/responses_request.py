@@ -42,6 +42,7 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         "reasoning_effort": body.reasoning.effort if body.reasoning is not None else None,
         "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
         "response_format": _response_format(body),
+        "prompt_cache_key": body.prompt_cache_key,
     }
     if body.tools:
         fields["tools"] = [

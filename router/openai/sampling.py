@@ -70,7 +70,9 @@ def prompt_terms(body: SamplingBody, max_model_len: int, asked_tokens: int | Non
     keep_last = body.truncate_prompt_tokens
     if keep_last == -1:
         keep_last = max(1, max_model_len - max(1, asked_tokens or 1))
-    return PromptTerms(keep_last, body.cache_salt or "", body.priority or 0)
+    return PromptTerms(
+        keep_last, body.cache_salt or "", body.priority or 0, session=body.prompt_cache_key or ""
+    )
 
 
 def check_num_logprobs(num_logprobs: int, param: str, limits: Limits) -> None:

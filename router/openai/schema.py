@@ -52,7 +52,6 @@ class WithoutEffect(_Strict):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
     prediction: Any = None
@@ -82,6 +81,7 @@ class SamplingBody(WithoutEffect, StructuredFields):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=4096)
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
     max_tokens: int | None = Field(None, ge=0)
+    prompt_cache_key: str | None = None
     stop: (
         Annotated[
             Annotated[str, Tag("<one>")] | Annotated[list[str], Field(fail_fast=True), Tag("<many>")],

@@ -102,6 +102,11 @@ def sibling_key(hashes: Sequence[bytes], token_ids: Sequence[int]) -> bytes:
     return blake2b(repr(token_ids).encode(), digest_size=16).digest()
 
 
+def session_key(session: str) -> bytes:
+    """Equal for requests of one session, whatever they say."""
+    return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16, person=b"session").digest()
+
+
 def rendezvous(key: bytes, replica_id: str) -> bytes:
     """Weight of a replica for a key; the greatest wins, and stays so when others come and go.
 

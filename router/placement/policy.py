@@ -45,7 +45,7 @@ class Policy(Protocol):
         Args:
             candidates: open replicas, in any order.
             num_tokens: prompt and output tokens known so far.
-            key: digest of the prompt's leading blocks, equal for siblings.
+            key: equal for requests that should gather: a session's, or those whose prompts begin alike.
         """
         ...
 

@@ -19,8 +19,9 @@ up behind each other rather than take the last idle replica.
 the mean small, this one keeps the tail short.
 
 Hit share, utilization, rates and the bound of lateness are learned from the placements themselves
-(``Traffic``). Replicas whose costs are nearly equal are ordered by rendezvous hashing of the prompt's leading blocks:
-cold requests with a common prefix then gather at one replica, whichever ingress places them.
+(``Traffic``). Replicas whose costs are nearly equal are ordered by rendezvous hashing of a key, the request's session
+or its prompt's leading blocks: cold requests with a common prefix then gather at one replica, whichever ingress places
+them.
 """
 
 from __future__ import annotations

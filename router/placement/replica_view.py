@@ -29,6 +29,10 @@ class ReplicaShape:
     max_model_len: int = 0
     hash_root: bytes = b""
 
+    def holds(self, num_tokens: int) -> bool:
+        """True if a request may become so long; a replica that does not say its limit has none."""
+        return not self.max_model_len or num_tokens <= self.max_model_len
+
 
 NO_LOAD = Load(
     num_running=0,

@@ -73,7 +73,7 @@ SAMPLING = {
 }
 CACHING = {
     "metadata": no_effect({"a": "b"}),
-    "prompt_cache_key": no_effect("k"),
+    "prompt_cache_key": works("k", "test_affinity.py::test_requests_of_one_session_gather"),
     "prompt_cache_options": no_effect({}),
     "prompt_cache_retention": no_effect("24h"),
     "safety_identifier": no_effect("s"),

@@ -62,6 +62,7 @@ async def test_a_migration_is_told_with_its_reason(make_edge) -> None:
     other = next(replica for replica in edge.replicas if replica is not first)
     first.step()
     await edge.until(lambda: bool(edge.replica_set.num_placed))
+    first.drain(0.0)
     first.abort_all()
     await other.until(lambda: bool(other.submits))
     for _ in range(3):

@@ -86,4 +86,10 @@ async def test_a_trace_goes_on_with_the_callers_and_shows_every_phase(make_edge)
     ends = [request.start_time] + [one.end_time for one in phases]
     assert [one.start_time for one in phases] == ends[:-1]  # each begins where the last one ended
     assert request.end_time >= phases[-1].end_time
+    place, _, prefill, decode = (dict(one.attributes) for one in phases)
+    assert place["shoal.replica"] == "replica-0"
+    assert place["shoal.candidates"] == ("replica-0",)
+    assert len(place["shoal.candidates.cost_s"]) == len(place["shoal.candidates.cached_tokens"]) == 1
+    assert prefill["shoal.cached_tokens.device"] == prefill["shoal.cached_tokens.host"] == 0
+    assert decode["shoal.preemptions"] == request.attributes["shoal.migrations"] == 0
     assert SECRET not in str([one.to_json() for one in spans.get_finished_spans()])

@@ -1,0 +1,100 @@
+"""What one ingress can tell of the requests that it runs or has run: ``GET /v1/shoal/requests/{id}``.
+
+Bounded in number and bytes, and for a while only; each request is told to the key that made it, to nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from router.explanation import MAX_CANDIDATES, explanation
+from router.generation import Generation
+
+KEPT_S = 600.0
+"""For how long an ended request can be asked about."""
+MAX_ENDED = 4096
+"""Ended requests that are kept; about 1 kB each with a few replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    generation: Generation
+    http_id: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    told: bytes
+    http_id: str
+    tenant: str
+    until_s: float
+
+
+class Ledger:
+    """Requests by id: their own (``cmpl-...``) or that of the HTTP request (``x-request-id``)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._own_ids: dict[str, str] = {}
+        """Ids of HTTP requests -> their generations'; where a client uses one twice, the last counts."""
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def begin(self, generation: Generation, http_id: str, tenant: str) -> None:
+        """A request of ``tenant`` begins."""
+        self._running[generation.request_id] = _Running(generation, http_id, tenant)
+        self._own_ids[http_id] = generation.request_id
+
+    def end(self, generation: Generation) -> None:
+        """It is over, however it ended."""
+        running = self._running.pop(generation.request_id)
+        told = _tell(running, "ended")
+        self._ended[generation.request_id] = _Ended(
+            told, running.http_id, running.tenant, self._clock() + KEPT_S
+        )
+        self._forget_old()
+
+    def find(self, request_id: str, tenant: str) -> bytes:
+        """What is known of a request of ``tenant``, as JSON; empty if it has none of this id here."""
+        self._forget_old()
+        own_id = self._own_ids.get(request_id, request_id)
+        running = self._running.get(own_id)
+        if running is not None:
+            return _tell(running, "running") if running.tenant == tenant else b""
+        ended = self._ended.get(own_id)
+        return ended.told if ended is not None and ended.tenant == tenant else b""
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if an id leads nowhere."""
+        known = self._running.keys() | self._ended.keys()
+        assert set(self._own_ids.values()) <= known, "an id leads to a request that is forgotten"
+
+    def _forget_old(self) -> None:
+        now_s = self._clock()
+        while self._ended:
+            request_id, ended = next(iter(self._ended.items()))
+            if len(self._ended) <= MAX_ENDED and ended.until_s > now_s:
+                return
+            del self._ended[request_id]
+            if self._own_ids.get(ended.http_id) == request_id:
+                del self._own_ids[ended.http_id]
+
+
+def _tell(running: _Running, state: str) -> bytes:
+    generation = running.generation
+    return orjson.dumps(
+        {
+            "object": "shoal.request",
+            "id": generation.request_id,
+            "state": state,
+            **explanation(generation, running.http_id, MAX_CANDIDATES),
+        }
+    )
