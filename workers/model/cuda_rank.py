@@ -161,6 +161,8 @@ class CudaRank(Rank):
     def close(self) -> None:
         """See ``Executor``."""
         self._queue.clear()
+        # NCCL lets no communicator go while a graph holds one of its sums: it would wait for ever.
+        self._graphs = self._prefill_graphs = None
         super().close()
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,21 @@ GOLDENS_PATH = Path(__file__).parents[2] / "goldens" / "smollm2_135m.json"
 @pytest.fixture(scope="session")
 def plan_driver() -> ModuleType:
     """The module ``plan_driver.py``, which tests run as a program as well."""
-    spec = importlib.util.spec_from_file_location("plan_driver", Path(__file__).with_name("plan_driver.py"))
+    return module_beside("plan_driver")
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[Any]]:
+    """``run_ranks`` of ``rank_processes.py``; the program is named by its file, beside this one."""
+    run = module_beside("rank_processes").run_ranks
+    return lambda program, *arguments, **options: run(
+        Path(__file__).with_name(program), *arguments, **options
+    )
+
+
+def module_beside(name: str) -> ModuleType:
+    """Load a module that lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
