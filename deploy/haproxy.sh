@@ -2,7 +2,8 @@
 # Stands before Ray's HAProxy binary: Ray writes a configuration that binds its metrics and statistics pages on
 # every interface, whatever host was asked for, and knows no TLS. Bind the pages where SHOAL_HOST says; where
 # SHOAL_TLS_BUNDLE names a certificate, let the endpoint speak TLS on SHOAL_TLS_BIND. Drop request ids that are no
-# plain word, since Ray Serve answers 500 where one is no UTF-8. Then become HAProxy.
+# plain word, since Ray Serve answers 500 where one is no UTF-8. Give its own errors the API's form. Then become
+# HAProxy.
 set -eu
 config=
 previous=
@@ -14,6 +15,7 @@ if [ -n "$config" ] && [ -f "$config" ]; then
     sed -i -E "s/^([[:space:]]*bind[[:space:]]+)(\*|0\.0\.0\.0)?:([0-9]+)/\1${SHOAL_HOST}:\3/" "$config"
     sed -i -E '/^frontend http_frontend[[:space:]]*$/a\
     http-request del-header x-request-id unless { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }' "$config"
+    sed -i -E -e '/^[[:space:]]*errorfile 50[234] /d' -e "/^defaults[[:space:]]*$/r ${0%/*}/haproxy_errors.cfg" "$config"
     if [ -n "${SHOAL_TLS_BUNDLE:-}" ]; then
         port=${SHOAL_TLS_BIND##*:}
         sed -i -E "s|^([[:space:]]*bind[[:space:]]+)${SHOAL_HOST}:${port}[[:space:]]*$|\1${SHOAL_TLS_BIND} ssl crt ${SHOAL_TLS_BUNDLE} alpn h2,http/1.1|" "$config"
