@@ -17,6 +17,7 @@ from deploy.deploy_command import deploy
 from deploy.fetch_command import fetch
 from deploy.flags import with_flags
 from deploy.generate_command import generate
+from deploy.grouped_help import GroupedHelp
 from deploy.plan_command import plan
 from deploy.quantize.command import quantize
 from deploy.settings import ServeSettings
@@ -31,13 +32,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench, name="bench")
-app.command()(simulate)
-app.add_typer(trace, name="trace")
-app.command()(deploy)
-app.command()(fetch)
-app.command()(plan)
-app.command()(quantize)
 
 
 def serve(given: dict[str, object]) -> None:
@@ -70,13 +64,20 @@ def serve(given: dict[str, object]) -> None:
         raise typer.Exit(130)  # as shells report an interrupted command
 
 
-app.command(name="serve")(with_flags(serve))
+app.command(name="serve", cls=GroupedHelp, context_settings={"max_content_width": 100})(with_flags(serve))
 
 
 app.command()(chat)
 app.command()(complete)
 app.command()(generate)
 app.command()(run_batch)
+app.command()(deploy)
+app.command()(fetch)
+app.command()(plan)
+app.command()(quantize)
+app.command()(simulate)
+app.add_typer(trace, name="trace")
+app.add_typer(bench, name="bench")
 
 
 class _Interrupted(BaseException):
@@ -120,7 +121,7 @@ def main() -> None:
     end = given.index("--") if "--" in given else len(given)
     arguments = [*(_with_dashes(argument) for argument in given[:end]), *given[end:]]
     try:
-        app(arguments)
+        app(arguments, prog_name="shoal")
     except ShoalError as error:
         print_error(str(error))
         raise SystemExit(1) from None

@@ -56,7 +56,9 @@ def with_flags(serve: Serve) -> Callable[..., None]:
     def command(**given: Any) -> None:
         serve({name: value for name, value in given.items() if value not in (None, [])})
 
-    parameters = [_parameter("model", Annotated[str | None, typer.Argument(help=_help("model"))])]
+    parameters = [
+        _parameter("model", Annotated[str | None, typer.Argument(help=_help("model"), metavar="MODEL")])
+    ]
     parameters.append(
         _parameter(
             "config",
@@ -127,7 +129,7 @@ def _is_words(field: FieldInfo) -> bool:
 def _metavar(field: FieldInfo) -> str:
     """What to write behind the flag: the choices, or the kind of value."""
     kinds = [field.annotation]
-    if isinstance(field.annotation, types.UnionType):
+    if typing.get_origin(field.annotation) in (types.UnionType, typing.Union):
         kinds = [kind for kind in typing.get_args(field.annotation) if kind is not types.NoneType]
     if typing.get_origin(kinds[0]) is typing.Literal:
         return "|".join(str(choice) for choice in typing.get_args(kinds[0]))

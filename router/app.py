@@ -32,7 +32,7 @@ from router.openai.health import deep_health, health
 from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
 from router.openai.models import model_list, model_object
-from router.openai.responses import answer_response
+from router.openai.responses import answer_response, count_input_tokens
 from router.openai.responses_schema import ResponsesBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -96,6 +96,11 @@ def build_app(
     async def responses(request: Request) -> Response:
         body = await read_body(request, ResponsesBody, max_body_bytes)
         return await answer_response(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
+
+    @app.post("/v1/responses/input_tokens", openapi_extra=body_of("ResponsesBody"))
+    async def response_input_tokens(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody, max_body_bytes)
+        return errors.json_response(await count_input_tokens(ingress, body, uuid.uuid4().hex))
 
     @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
     async def stored_response(response_id: str) -> Response:

@@ -116,5 +116,5 @@ def _describe(path: str, operation: dict[str, Any]) -> None:
             "description": "No model can be served.",
             "content": {_JSON: {"schema": {"type": "object"}}},
         }
-    if path.startswith("/v1/responses/"):
+    if path == "/v1/responses/{response_id}":
         del answers["200"]

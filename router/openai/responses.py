@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: create and stream, over the same generation as a chat; nothing is stored.
+"""``POST /v1/responses``: create, stream and count, over the same generation as a chat; nothing is stored.
 
 A stream is a row of typed events with numbers; it ends with ``response.completed`` or ``response.incomplete``
 and has no ``[DONE]``.
@@ -36,14 +36,7 @@ async def answer_response(
     Raises:
         UserError: the body asks for what this model cannot give.
     """
-    check_num_logprobs(body.top_logprobs or 0, "top_logprobs", ingress.limits)
-    try:
-        chat = await _prepare(ingress, chat_body(body), body.truncation == "auto", request_id)
-    except ValidationError as error:
-        wrong = invalid_body(error)
-        raise type(wrong)(wrong.message, responses_param(wrong.param)) from None
-    except UserError as error:
-        raise type(error)(error.message, responses_param(error.param)) from None
+    chat = await _prepare(ingress, body, request_id)
     chat.generation.grammar_param = responses_param(chat.generation.grammar_param)
     encoder = ResponsesEncoder(request_id, created, body, chat)
     return GenerationResponse(
@@ -54,6 +47,16 @@ async def answer_response(
         end_of_stream=b"",
         error_event=encoder.error,
     )
+
+
+async def count_input_tokens(ingress: Ingress, body: ResponsesBody, request_id: str) -> dict[str, Any]:
+    """How many tokens the prompt of such a response has; nothing is generated.
+
+    Raises:
+        UserError: the body asks for what this model cannot give.
+    """
+    chat = await _prepare(ingress, body, request_id)
+    return {"object": "response.input_tokens", "input_tokens": chat.generation.num_prompt_tokens}
 
 
 class ResponsesEncoder:
@@ -181,7 +184,21 @@ def _settings(body: ResponsesBody, chat: PreparedChat) -> dict[str, Any]:
     }
 
 
-async def _prepare(ingress: Ingress, body: ChatBody, may_drop: bool, request_id: str) -> PreparedChat:
+async def _prepare(ingress: Ingress, body: ResponsesBody, request_id: str) -> PreparedChat:
+    """The chat that says the same; what is wrong with it is told in this API's words."""
+    check_num_logprobs(body.top_logprobs or 0, "top_logprobs", ingress.limits)
+    try:
+        return await _prepare_shortened(ingress, chat_body(body), body.truncation == "auto", request_id)
+    except ValidationError as error:
+        wrong = invalid_body(error)
+        raise type(wrong)(wrong.message, responses_param(wrong.param)) from None
+    except UserError as error:
+        raise type(error)(error.message, responses_param(error.param)) from None
+
+
+async def _prepare_shortened(
+    ingress: Ingress, body: ChatBody, may_drop: bool, request_id: str
+) -> PreparedChat:
     """Prepare the chat, with its oldest messages dropped where that is allowed and needed."""
     while True:
         try:

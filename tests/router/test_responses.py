@@ -278,3 +278,17 @@ async def test_effort_is_told_to_the_template(make_edge) -> None:
     await respond(edge, reasoning={"effort": "high", "summary": "auto"}, max_output_tokens=1)
 
     assert bytes(edge.replica.submits[0].prompt_token_ids) == b"high"
+
+
+async def test_the_official_client_counts_what_a_response_would_be_billed_for(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
+    fields: dict[str, Any] = {"model": "tiny", "input": "hi", "instructions": "Be brief.", "tools": tools}
+    async with openai.AsyncOpenAI(base_url=f"{await edge.listen()}/v1", api_key="none") as client:
+        counted = await client.responses.input_tokens.count(**fields)
+        answer = await client.responses.create(**fields, max_output_tokens=1)
+
+    assert counted.object == "response.input_tokens"
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+    assert len(edge.replica.submits) == 1
