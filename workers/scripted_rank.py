@@ -41,8 +41,14 @@ def nearest_allowed(token_id: int, allowed: bytes | None, vocab_size: int) -> in
     """``token_id``, or the next one behind it, around the end of the vocabulary, that a mask allows."""
     if allowed is None:
         return token_id
-    candidates = (i % vocab_size for i in range(token_id, token_id + vocab_size))
-    return next(i for i in candidates if i < 8 * len(allowed) and allowed[i // 8] >> i % 8 & 1)
+    return next(
+        i % vocab_size for i in range(token_id, token_id + vocab_size) if allows(allowed, i % vocab_size)
+    )
+
+
+def allows(mask: bytes | None, token_id: int) -> bool:
+    """True if a mask allows a token; None allows all."""
+    return mask is None or (token_id < 8 * len(mask) and bool(mask[token_id // 8] >> token_id % 8 & 1))
 
 
 def generate(
@@ -73,11 +79,12 @@ def generate(
 
 
 @dataclass(slots=True)
-class _Row:
+class ScriptedRow:
     """What a rank keeps for one row. Digests are those of the tokens up to and including each."""
 
     params: ChoiceParams
     token_ids: list[int]
+    num_prompt_tokens: int
     max_len: int
     digests: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
@@ -94,7 +101,7 @@ class _Pending:
     """A step that waits for masks, and its waiting rows by place."""
 
     result: StepResult
-    rows: dict[int, _Row]
+    rows: dict[int, ScriptedRow]
 
 
 class ScriptedRank:
@@ -111,7 +118,7 @@ class ScriptedRank:
         self._config = config
         self._copy_lag = copy_lag
         self._vocab_size = vocab_size
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, ScriptedRow] = {}
         self._kv: dict[Slot, tuple[int, int]] = {}
         """Position and digest of the token whose KV the slot holds."""
         self._results: deque[StepResult] = deque()
@@ -220,11 +227,11 @@ class ScriptedRank:
         is_decode = [num == 1 and samples for num, samples in zip(plan.num_tokens, plan.samples, strict=True)]
         assert is_decode == sorted(is_decode, reverse=True), "a prefill chunk stands before a decode"
 
-    def _begin(self, new_row: NewRow) -> _Row:
+    def _begin(self, new_row: NewRow) -> ScriptedRow:
         max_len = min(new_row.num_prompt_tokens + new_row.params.max_tokens, self._config.max_model_len)
-        return _Row(new_row.params, list(new_row.token_ids), max_len)
+        return ScriptedRow(new_row.params, list(new_row.token_ids), new_row.num_prompt_tokens, max_len)
 
-    def _append_blocks(self, row: _Row, new_block_ids: list[int], start: int) -> None:
+    def _append_blocks(self, row: ScriptedRow, new_block_ids: list[int], start: int) -> None:
         """Grow a block table; what it will write must not be in use by another row's step in flight."""
         first_written = start // self._config.block_size
         for index, block_id in enumerate(new_block_ids, start=len(row.block_ids)):
@@ -234,7 +241,7 @@ class ScriptedRank:
                 assert not others, f"block {block_id} is handed out while a launched step touches it"
         row.block_ids.extend(new_block_ids)
 
-    def _write(self, plan: StepPlan, scheduled: list[_Row]) -> None:
+    def _write(self, plan: StepPlan, scheduled: list[ScriptedRow]) -> None:
         written: set[Slot] = set()
         for row, start, num_tokens in zip(scheduled, plan.starts, plan.num_tokens, strict=True):
             assert start + num_tokens <= len(row.token_ids), "a token is computed before it is known"
@@ -244,7 +251,7 @@ class ScriptedRank:
                 written.add(slot)
                 self._kv[slot] = (position, row.digest_at(position))
 
-    def _read(self, plan: StepPlan, scheduled: list[_Row]) -> None:
+    def _read(self, plan: StepPlan, scheduled: list[ScriptedRow]) -> None:
         for row, start, num_tokens in zip(scheduled, plan.starts, plan.num_tokens, strict=True):
             for position in range(start + num_tokens):
                 slot = self._slot(row, position)
@@ -253,7 +260,7 @@ class ScriptedRank:
                     f"slot {slot} does not hold position {position} of its row"
                 )
 
-    def _sample(self, plan: StepPlan, scheduled: list[_Row]) -> list[int]:
+    def _sample(self, plan: StepPlan, scheduled: list[ScriptedRow]) -> list[int]:
         token_ids: list[int] = []
         masks = {mask.place: mask.allowed for mask in plan.masks}
         assert masks.keys().isdisjoint(plan.deferred), "a row has a mask and waits for one"
@@ -266,10 +273,14 @@ class ScriptedRank:
                 token_ids.append(-1 if place in plan.deferred else self._sample_row(row, masks.get(place)))
         return token_ids
 
-    def _sample_row(self, row: _Row, allowed: bytes | None) -> int:
+    def choose(self, row: ScriptedRow, allowed: bytes | None) -> int:
+        """The next token of a row, one that the mask allows."""
         end = len(row.token_ids)
         token_id = next_token(row.digest_at(end - 1), row.params, end, self._vocab_size)
-        token_id = nearest_allowed(token_id, allowed, self._vocab_size)
+        return nearest_allowed(token_id, allowed, self._vocab_size)
+
+    def _sample_row(self, row: ScriptedRow, allowed: bytes | None) -> int:
+        token_id = self.choose(row, allowed)
         row.token_ids.append(token_id)
         return token_id
 
@@ -282,7 +293,7 @@ class ScriptedRank:
         for place, row in pending.rows.items():
             pending.result.token_ids[place] = self._sample_row(row, masks.get(place))
 
-    def _slot(self, row: _Row, position: int) -> Slot:
+    def _slot(self, row: ScriptedRow, position: int) -> Slot:
         index, offset = divmod(position, self._config.block_size)
         assert index < len(row.block_ids), f"position {position} has no block"
         return row.block_ids[index], offset

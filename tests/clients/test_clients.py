@@ -38,21 +38,24 @@ def run(*arguments: str, **variables: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+def run_tests(file: str, **variables: str) -> None:
+    """Run a file of tests in the clients' environment, without the configuration of this one."""
+    own = ("-c", os.devnull, "-o", "asyncio_mode=auto", "--rootdir", str(HERE), "--confcutdir", str(HERE))
+    run("pytest", "-q", "-p", "no:cacheprovider", "--tb", "short", *own, file, **variables)
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("file", ["test_langchain.py", "test_others.py"])
 def test_clients_work_unchanged(cluster: ServedCluster, file: str) -> None:
-    own = ("-c", os.devnull, "-o", "asyncio_mode=auto", "--rootdir", str(HERE), "--confcutdir", str(HERE))
-    variables = {"SHOAL_URL": cluster.url, "SHOAL_MODEL": cluster.model, "SHOAL_CAN": "json"}
-
-    run("pytest", "-q", "-p", "no:cacheprovider", *own, file, **variables)
+    run_tests(file, SHOAL_URL=cluster.url, SHOAL_MODEL=cluster.model)
 
 
 @pytest.fixture
-def edge_url() -> Iterator[str]:
-    """The API before a scripted replica."""
+def edge_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The API of a program in ``tests/router``."""
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "router" / "edge_server.py")],
+        [sys.executable, str(ROOT / "tests" / "router" / request.param)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -62,6 +65,13 @@ def edge_url() -> Iterator[str]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("edge_url", ["obedient_server.py"], indirect=True)
+def test_langchain_calls_tools_and_gets_forms(edge_url: str) -> None:
+    run_tests("test_langchain.py::TestChat", SHOAL_URL=edge_url, SHOAL_MODEL="tiny", SHOAL_OBEYS="yes")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("edge_url", ["edge_server.py"], indirect=True)
 def test_schemathesis_finds_nothing(edge_url: str) -> None:
     # What fits the schema may still be refused: models have lengths, and some fields need others.
     run(

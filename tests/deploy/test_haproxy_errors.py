@@ -36,7 +36,7 @@ backend hangs_up
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HAProxy with a configuration like Ray's, before a port where nobody listens and one where everybody is cut off."""
+    """HAProxy with a configuration like Ray's, before a port where nobody listens and one that hangs up."""
     folder = tmp_path_factory.mktemp("haproxy")
     path = folder / "haproxy.cfg"
     environment = {

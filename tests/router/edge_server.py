@@ -11,9 +11,11 @@ import random
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from conftest import END, make_byte_vocabulary, says
+from engine_replica import EngineReplica
 
 from router.app import build_app
 from router.config import IngressConfig, ServedModelConfig, Timeouts
@@ -25,17 +27,16 @@ from workers.checkpoint.source import ModelFiles
 LINE = "All is well."
 
 
-async def serve() -> None:
-    """Serve until standard input ends."""
-    replica = ScriptedReplica(script=says(LINE), eos_token_ids=(END,))
+async def serve(replica: ScriptedReplica | EngineReplica, **served: Any) -> None:
+    """Serve until standard input ends; ``served`` are further settings of the model."""
     await replica.start()
-    model = ServedModelConfig(ModelFiles(Path("tiny.gguf"), "tiny"), 4096, ("tiny",))
+    model = ServedModelConfig(ModelFiles(Path("tiny.gguf"), "tiny"), 4096, ("tiny",), **served)
     ingress = Ingress(
         IngressConfig((model,), timeouts=Timeouts(replica_wait_s=5.0)),
         random.Random(0),
         load=lambda files: make_byte_vocabulary(),
     )
-    await ingress.start(StaticMembership({"scripted": replica.address}))
+    await ingress.start(StaticMembership({replica.replica_id: replica.address}))
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(build_app(ingress), log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -48,4 +49,4 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(ScriptedReplica(script=says(LINE), eos_token_ids=(END,))))

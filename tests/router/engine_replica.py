@@ -1,4 +1,4 @@
-"""A replica with the real engine and real grammars in this process, over a rank whose model is a hash function."""
+"""A replica with the real engine and real grammars in this process, over a rank without a model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.request import EngineRequest
 from workers.grammar import GrammarCompiler
+from workers.obedient_rank import ObedientRank, Script
 from workers.scripted_rank import ScriptedRank
 
 END = 257
@@ -27,6 +28,8 @@ class EngineReplica:
     vocabulary: Vocabulary
     replica_id: str = "engine"
     eos_token_ids: tuple[int, ...] = (END,)
+    script: Script | None = None
+    """What its model says (``ObedientRank``); None: tokens of a hash function."""
     requests: list[EngineRequest] = field(default_factory=list)
     port: int = 0
 
@@ -40,7 +43,11 @@ class EngineReplica:
             hash_root=b"tests",
         )
         self.engine = Engine(config)
-        self.rank = ScriptedRank(config, 258)
+        self.rank = (
+            ScriptedRank(config, 258)
+            if self.script is None
+            else ObedientRank(config, self.vocabulary.token_bytes, self.script)
+        )
         self.grammars = GrammarCompiler(
             self.vocabulary.token_bytes, self.vocabulary.special_token_ids, (END,)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
 from typing import Any
 
 import jsonschema
@@ -16,9 +15,9 @@ from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest
-from workers.engine.plan import StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 from workers.grammar import GrammarCompiler
+from workers.obedient_rank import ObedientRank
 
 END = 2
 NUM_SCHEMAS = 500
@@ -32,8 +31,6 @@ UNSUPPORTED = (
     "propertyNames",
     "unevaluatedProperties",
 )
-# The shortest way out first: close what is open, then the shortest values.
-OUTSIDE, INSIDE = b'}],:"0123456789-nt[{falseru.eE+', b'"@.-0123456789abcdefghijklmnopqrstuvwxyz'
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -117,47 +114,6 @@ _STRINGS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-class ShortestPath:
-    """An executor that takes, of the tokens allowed, the one that comes first on the way to an end."""
-
-    def __init__(self, token_bytes: list[bytes]) -> None:
-        known = {token: i for i, token in enumerate(token_bytes) if len(token) == 1}
-
-        def in_order(first: bytes) -> list[int]:
-            return [END, *(known[bytes([i])] for i in (*first, *range(256)) if bytes([i]) in known)]
-
-        self._quote, self._backslash = token_bytes.index(b'"'), token_bytes.index(b"\\")
-        self._outside, self._inside = in_order(OUTSIDE), in_order(INSIDE)
-        self._is_inside = False
-        self._is_escaped = False
-        self._results: deque[StepResult] = deque()
-        self._pending: deque[tuple[StepResult, list[int]]] = deque()
-
-    def launch(self, plan: StepPlan) -> None:
-        if plan.late_masks is not None:
-            result, places = self._pending.popleft()
-            masks = {mask.place: mask for mask in plan.late_masks.masks}
-            for place in places:
-                result.token_ids[place] = self._take(masks.get(place))
-        masks = {mask.place: mask for mask in plan.masks}
-        result = StepResult(plan.step_id, [self._take(masks.get(i)) for i in range(sum(plan.samples))])
-        self._results.append(result)
-        if plan.deferred:
-            self._pending.append((result, plan.deferred))
-
-    def collect(self) -> StepResult:
-        return self._results.popleft()
-
-    def _take(self, mask: TokenMask | None) -> int:
-        if mask is None:
-            return END
-        wanted = self._inside if self._is_inside else self._outside
-        token_id = next(i for i in wanted if mask.allowed[i // 8] >> i % 8 & 1)
-        self._is_inside ^= token_id == self._quote and not self._is_escaped
-        self._is_escaped = token_id == self._backslash and not self._is_escaped
-        return token_id
-
-
 @pytest.fixture(scope="module")
 def token_bytes(demo_vocabulary: Vocabulary) -> list[bytes]:
     return list(demo_vocabulary.token_bytes)
@@ -176,8 +132,8 @@ def outcome(schema: dict[str, Any], compiler: GrammarCompiler, token_bytes: list
         matcher = compiler.matcher(grammar)
     except InvalidRequest as error:
         return error.message
-    engine = Engine(EngineConfig(max_model_len=2048, num_blocks=256, eos_token_ids=(END,), run_ahead=1))
-    executor = ShortestPath(token_bytes)
+    config = EngineConfig(max_model_len=2048, num_blocks=256, eos_token_ids=(END,), run_ahead=1)
+    engine, executor = Engine(config), ObedientRank(config, token_bytes)
     engine.add(EngineRequest("r", [1], ChoiceParams(max_tokens=2000, grammar=grammar)), 0.0, matcher)
     tokens: list[int] = []
     reason = None
