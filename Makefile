@@ -30,8 +30,9 @@ setup: $(READY)
 serve: $(READY)
 	@$(BIN)/shoal serve $(ARGS)
 
+# The whole suite goes to two processes: one has the tests of the running cluster, which mostly wait. Single tests stay in one.
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),-n 2 --no-loadscope-reorder)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,30 @@ from deploy.settings import ServeSettings
 from workers.checkpoint.source import ModelFiles, resolve_model
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@functools.cache
+def is_on_cluster(path: Path) -> bool:
+    """Whether a file has tests of the running cluster."""
+    return "pytest.mark.cluster" in path.read_text(encoding="utf-8")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of the running cluster, which take longest."""
+    items.sort(key=lambda item: not is_on_cluster(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give one worker all files of the running cluster: two clusters would collide."""
+    from xdist.scheduler import LoadFileScheduling  # only where pytest-xdist is
+
+    class OneWorkerHasTheCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "cluster" if is_on_cluster(config.rootpath / file) else file
+
+    return OneWorkerHasTheCluster(config, log)
 
 
 @pytest.fixture(scope="session")

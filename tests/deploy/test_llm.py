@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def make_llm(**options: Any) -> LLM:
-    return LLM(**{"max_model_len": 512, "max_num_seqs": 32, "kv_cache_gib": 0.2, "cpu_threads": 2, **options})
+    return LLM(**{"max_model_len": 512, "max_num_seqs": 32, "kv_cache_gib": 0.2, "cpu_threads": 1, **options})
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,13 @@ def test_prompts_found_in_the_cache_give_the_golden_tokens(llm: LLM) -> None:
     "options",
     [
         pytest.param({"max_num_batched_tokens": 16}, id="chunked prefill"),
-        # Ten prompts with their outputs need more blocks than these.
-        pytest.param({"num_gpu_blocks_override": 32, "enable_prefix_caching": False}, id="preemption"),
+        # Five prompts with their outputs need 35 blocks.
+        pytest.param({"num_gpu_blocks_override": 20, "enable_prefix_caching": False}, id="preemption"),
         pytest.param(
             {
                 "tensor_parallel_size": 2,
                 "cpu_threads": 1,
-                "num_gpu_blocks_override": 32,
+                "num_gpu_blocks_override": 20,
                 "enable_prefix_caching": False,
                 "preemption_mode": "swap",
                 "swap_space": 0.1,
@@ -75,9 +75,9 @@ def test_prompts_found_in_the_cache_give_the_golden_tokens(llm: LLM) -> None:
     ],
 )
 def test_golden_tokens_come_out_of(options: dict[str, Any], demo_model: ModelFiles) -> None:
-    llm = make_llm(**options)
+    llm = make_llm(max_model_len=256, **options)
     try:
-        assert tokens(llm, PROMPTS) == EXPECTED
+        assert tokens(llm, PROMPTS[:5]) == EXPECTED[:5]
         if "num_gpu_blocks_override" in options:
             assert llm.load.num_preemptions > 0
         if options.get("preemption_mode") == "swap":
