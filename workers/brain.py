@@ -273,10 +273,11 @@ def _load_grammars(config: BrainConfig) -> Compile:
     from workers.checkpoint.source import ModelFiles
     from workers.checkpoint.vocabulary import load_vocabulary
     from workers.grammar import GrammarCompiler
+    from workers.mask_threads import spare_threads
 
     vocabulary = load_vocabulary(ModelFiles(Path(config.vocabulary_path), "model"))
     return GrammarCompiler(
-        vocabulary.token_bytes, vocabulary.special_token_ids, config.engine.eos_token_ids
+        vocabulary.token_bytes, vocabulary.special_token_ids, config.engine.eos_token_ids, spare_threads()
     ).matcher
 
 

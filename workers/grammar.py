@@ -11,15 +11,17 @@ from collections.abc import Iterable, Sequence
 
 import llguidance
 
-from workers.engine.constraint import GrammarFailed
+from workers.engine.constraint import GrammarFailed, Matcher
 from workers.engine.errors import InvalidRequest
+from workers.mask_threads import MaskThreads
 
 _MAX_STATES = 10_000
 """Of the automaton that a matcher builds as it goes."""
 
 _LIMITS = llguidance.LLParserLimits(
-    # States bound memory (2 kB each) and the time of the slowest mask: (a{1000}){1000} takes 0.05 s here instead
-    # of 2 s with llguidance's own limit of 250,000.
+    # States bound memory (2 kB each) and time, both on one core of an AMD EPYC (Zen 4): (a{1000}){1000} is refused
+    # after 0.4 s in a thread at the door, and the slowest mask of a running request that was found, in
+    # 0123(a{300}){300}, takes 19 ms.
     max_lexer_states=_MAX_STATES,
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,
@@ -45,7 +47,11 @@ class GrammarCompiler:
     """Compiles grammars for one vocabulary. Thread-safe; compiling holds no lock of the interpreter."""
 
     def __init__(
-        self, token_bytes: Sequence[bytes], special_token_ids: Iterable[int], eos_token_ids: Sequence[int]
+        self,
+        token_bytes: Sequence[bytes],
+        special_token_ids: Iterable[int],
+        eos_token_ids: Sequence[int],
+        num_threads: int = 1,
     ) -> None:
         """Build the trie of all tokens: about 0.1 s for 50,000.
 
@@ -53,10 +59,12 @@ class GrammarCompiler:
             token_bytes: by token id.
             special_token_ids: tokens that no text of a grammar matches, only their names in ``<>``.
             eos_token_ids: tokens that may come where the grammar is satisfied.
+            num_threads: for the masks of many matchers; see ``Matcher.prepare``.
         """
         wrapper = llguidance.TokenizerWrapper(_Tokens(token_bytes, special_token_ids, eos_token_ids))
         self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(eos_token_ids))
         self._ends = sum(1 << token_id for token_id in eos_token_ids)
+        self._threads = MaskThreads(len(token_bytes), num_threads)
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """A matcher at the beginning of its output. Takes from half a millisecond to half a second.
@@ -69,7 +77,7 @@ class GrammarCompiler:
             self._try(found)  # much of the work is put off until here
         if found.is_error():
             raise InvalidRequest(_explained(found.get_error()), "grammar")
-        return GrammarMatcher(found)
+        return GrammarMatcher(found, self._threads)
 
     def _try(self, matcher: llguidance.LLMatcher) -> None:
         """Begin, and go on by a token: what the first mask has cost is held against the second.
@@ -91,10 +99,13 @@ class GrammarCompiler:
 class GrammarMatcher:
     """Follows one output. A ``Matcher``."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_made", "_matcher", "_threads")
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, threads: MaskThreads) -> None:
         self._matcher = matcher
+        self._threads = threads
+        self._made: bytes | None = None
+        """The next mask, where it was made beside others."""
 
     @property
     def is_complete(self) -> bool:
@@ -106,14 +117,23 @@ class GrammarMatcher:
         """True if the output so far is a whole one."""
         return bool(self._matcher.is_accepting())
 
+    def prepare(self, others: Sequence[Matcher]) -> None:
+        """See ``Matcher``."""
+        together = [self, *(other for other in others if isinstance(other, GrammarMatcher))]
+        made = self._threads.masks([one._matcher for one in together])
+        for one, mask in zip(together, made or (), strict=False):
+            one._made = mask
+
     def mask(self) -> bytes:
         """See ``Matcher``."""
-        allowed: bytes = self._matcher.compute_bitmask()
+        allowed: bytes = self._matcher.compute_bitmask() if self._made is None else self._made
+        self._made = None
         self._check()
         return allowed
 
     def accept(self, token_id: int) -> None:
         """See ``Matcher``."""
+        self._made = None
         self._matcher.consume_token(token_id)
         self._check()
 

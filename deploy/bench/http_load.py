@@ -30,6 +30,8 @@ class LoadPlan:
     input_len: int
     output_len: int
     vocab_size: int = 40000
+    seed: int = 0
+    """Of the prompts: equal ones are answered from the cache."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ async def run_load(plan: LoadPlan) -> LoadResult:
 
 async def _stream(plan: LoadPlan, number: int) -> list[StreamTimes]:
     parts = urlsplit(plan.url)
-    rng = random.Random(number)
+    rng = random.Random(f"{plan.seed} {number}")
     done = []
     for _ in range(plan.requests_per_stream):
         prompt = [rng.randrange(100, plan.vocab_size) for _ in range(plan.input_len)]

@@ -45,6 +45,7 @@ from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import EngineRequest
 from workers.grammar import GrammarCompiler
+from workers.mask_threads import spare_threads
 
 
 class LLM:
@@ -415,4 +416,6 @@ class LLM:
         assert self.tokenizer is not None, "a request that needs the tokenizer is refused without"
         table = self.tokenizer.table
         token_bytes = [table.bytes_of(token_id) for token_id in range(len(table))]
-        return GrammarCompiler(token_bytes, self.tokenizer.special_token_ids, self._eos_token_ids)
+        return GrammarCompiler(
+            token_bytes, self.tokenizer.special_token_ids, self._eos_token_ids, spare_threads()
+        )

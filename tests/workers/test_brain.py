@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from workers.brain_messages import (
 )
 from workers.engine.block_hash import hash_blocks
 from workers.engine.config import EngineConfig
+from workers.engine.constraint import Matcher
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest
 from workers.engine.plan import StepPlan, StepResult
@@ -211,6 +212,9 @@ class AnyToken:
     @property
     def is_complete(self) -> bool:
         return self.num_taken == 2
+
+    def prepare(self, others: Sequence[Matcher]) -> None:
+        pass
 
     def mask(self) -> bytes:
         return b"\xff" * 4000

@@ -10,6 +10,7 @@ import time
 import llguidance
 import pytest
 
+from workers import mask_threads
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.constraint import GrammarFailed
 from workers.engine.errors import InvalidRequest
@@ -139,3 +140,49 @@ def test_a_hostile_grammar_is_refused_or_followed_in_bounded_time(compiler, voca
 
     assert slowest_s < 1.0
     assert time.perf_counter() - started_s < 10
+
+
+def test_masks_made_side_by_side_are_those_made_alone(vocabulary) -> None:
+    grammars = [
+        schema({"type": "object"}),
+        'start: "yes" | "no"',
+        "start: /[a-z]{3}/",
+        schema({"const": 7}),
+    ] * 4
+
+    def matchers(num_threads: int) -> list[GrammarMatcher]:
+        compiler = GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END,), num_threads)
+        return [compiler.matcher(grammar) for grammar in grammars]
+
+    alone, together = matchers(1), matchers(2)
+    for _ in range(4):
+        together[0].prepare(together[1:])
+        for one, other in zip(alone, together, strict=True):
+            mask = one.mask()
+            assert other.mask().rstrip(b"\0") == mask.rstrip(b"\0")
+            token_id = next(i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1)
+            one.accept(token_id)
+            other.accept(token_id)
+
+
+def test_a_mask_made_beforehand_is_forgotten_with_the_next_token(vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END,), 2)
+    first, *others = [compiler.matcher("start: /ab{9}/") for _ in range(mask_threads.MIN_ROWS)]
+    first.prepare(others)
+
+    first.accept(vocabulary.token_bytes.index(b"a"))
+
+    assert vocabulary.token_bytes.index(b"a") not in allowed(first)
+
+
+def test_a_grammar_that_fails_beside_others_fails_alone(vocabulary) -> None:
+    compiler = GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END,), 2)
+    broken, *others = [compiler.matcher('start: "yes" | "no"') for _ in range(mask_threads.MIN_ROWS)]
+    with pytest.raises(GrammarFailed):
+        broken.accept(vocabulary.token_bytes.index(b"a"))
+
+    broken.prepare(others)
+
+    with pytest.raises(GrammarFailed):
+        broken.mask()
+    assert {vocabulary.token_bytes[i] for i in allowed(others[0])} == {b"y", b"ye", b"yes", b"n", b"no"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workers.engine.config import EngineConfig
-from workers.engine.constraint import GrammarFailed
+from workers.engine.constraint import GrammarFailed, Matcher
 from workers.engine.engine import Engine
 from workers.engine.outputs import TokenOutput
 from workers.engine.plan import StepPlan
@@ -35,6 +35,9 @@ class Residues:
     @property
     def is_complete(self) -> bool:
         return self._num_taken >= self._length
+
+    def prepare(self, others: Sequence[Matcher]) -> None:
+        pass
 
     def mask(self) -> bytes:
         if self._num_taken == self._fails_at:
