@@ -23,16 +23,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-WORK_BOUND = 0.85
-"""Share of its time that a replica may be at work: at 0.85 an M/M/1 queue is 5.7 services long and doubles by 0.92."""
+WORK_BOUND = 0.65
+"""Share of its time that a replica may be at work. The rest is for what comes while a further replica starts: traffic
+doubles within minutes. On the composed day of the README 0.85 keeps 97.1 % of the promises in 20 replica hours, 0.75
+98.6 % in 22, 0.65 99.8 % in 24, 0.5 99.95 % in 30. Extrapolating the last 20 s by a replica's start did no better."""
 PACE_BOUND = 0.8
 """Share of the target of time per output token that the mean request may take, so that nearly all keep it."""
 ROOM_BOUND = 0.9
 """Share of seats or KV blocks in use; beyond it requests begin to wait, or to be preempted."""
-SHRINK_SHARE = 0.7
+SHRINK_SHARE = 0.8
 """Of each bound, what the remaining replicas may come to when one is taken away: no swing up and down again."""
-
-
 IDLE_SHARE = 0.01
 """Share of its time below which a replica has had no work lately."""
 LOOK_BACK_S = 5.0

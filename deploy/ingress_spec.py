@@ -22,5 +22,7 @@ class IngressSpec(BaseModel):
     stall_timeout_s: float = Field(60.0, gt=0)
     drain_timeout_s: float = Field(600.0, ge=0)
     """For the streams of an ingress that leaves; longer than the longest stream."""
+    grpc_port: int | None = Field(None, ge=1, le=65535)
+    """Port of the gRPC API on every node that has an ingress process. None: no gRPC."""
     api_keys_file: Path | None = None
     """Keys that callers need (``router/tenancy/keys.py``); read again when it changes. None: anybody may call."""

@@ -17,7 +17,7 @@ from deploy.application import build_ingress_application, build_model_applicatio
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
 from deploy.settings import make_settings
-from router.config import IngressConfig, Limits, Timeouts
+from router.config import IngressConfig, Limits, RpcConfig, Timeouts
 
 
 def build_model(args: dict[str, Any]) -> Application:
@@ -34,13 +34,18 @@ def build_model(args: dict[str, Any]) -> Application:
 def build_ingress(args: dict[str, Any]) -> Application:
     """The endpoint's application; ``args`` is an ``IngressSpec``, its models come by ``user_config``."""
     spec = IngressSpec.model_validate(args)
+    settings = make_settings()  # of this node's environment, which is every node's
+    rpc = None
+    if spec.grpc_port is not None:
+        rpc = RpcConfig(settings.host, spec.grpc_port, grace_s=spec.drain_timeout_s)
     config = IngressConfig(
         models=(),
         policy=spec.policy,
         limits=Limits(max_body_bytes=spec.max_body_bytes),
         timeouts=Timeouts(replica_wait_s=spec.replica_wait_s, stall_s=spec.stall_timeout_s),
         key_file=spec.api_keys_file,
-        observability=make_settings().observability,  # of this node's environment, which is every node's
+        rpc=rpc,
+        observability=settings.observability,
     )
     return build_ingress_application(config, 1, spec.drain_timeout_s, spec.num_cpus)
 

@@ -90,6 +90,10 @@ class Choice:
 
     def on_output(self, output: pb.TokenOutput) -> None:
         """Queue an output for the consumer."""
+        if self.course.steps is not None:
+            load = self.journal.placements[-1].ranked[0].candidate.view.load
+            now_s = asyncio.get_running_loop().time()
+            self.course.steps.note(now_s, len(output.token_ids), load.num_running, load.num_waiting)
         self._mailbox.put((self, output))
 
     def on_loss(self, loss: Loss) -> None:

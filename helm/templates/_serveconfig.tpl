@@ -86,6 +86,9 @@ applications:
       replica_wait_s: {{ .Values.router.replicaWaitSeconds }}
       stall_timeout_s: {{ .Values.router.stallTimeoutSeconds }}
       drain_timeout_s: {{ include "shoal.drainSeconds" . }}
+      {{- with .Values.ray.ports.grpc }}
+      grpc_port: {{ int . }}
+      {{- end }}
       {{- if .Values.auth.apiKeys.existingSecret }}
       api_keys_file: /etc/shoal/keys/{{ .Values.auth.apiKeys.key }}
       {{- end }}

@@ -22,6 +22,7 @@ from router.openai.metrics import Metrics
 from router.openai.schema import ChatBody, CompletionBody
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
+from router.telemetry.request_log import log_request
 from router.tenancy.key_source import KeySource
 from router.tenancy.keys import ANYBODY, Tenant
 from workers.engine.errors import InvalidRequest, ShoalError
@@ -62,6 +63,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except ShoalError as error:
             await _abort(context, error)
         generation, timer = response.generation, response.timer
+        trace = None
+        if self._ingress.traces is not None:
+            trace = self._ingress.traces.begin(
+                generation,
+                request_id=generation.request_id,
+                route="gRPC Generate",
+                model=timer.model,
+                tenant=tenant.name,
+                headers=[
+                    (str(name).encode(), str(value).encode())
+                    for name, value in context.invocation_metadata() or ()
+                ],
+            )
         try:
             await generation.start()
             while not generation.is_finished:
@@ -77,6 +91,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             generation.close()
             timer.end(generation)
             admission.end(generation.num_output_tokens)
+            log_request(generation.request_id, tenant.name, generation, timer)
+            if trace is not None:
+                trace.end()
 
     async def _prepare(self, request: pb.GenerateRequest) -> GenerationResponse:
         """Check and tokenize.

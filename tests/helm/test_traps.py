@@ -206,6 +206,27 @@ def test_the_serve_service_comes_from_the_operator_under_a_fixed_name(helm4: Hel
             assert one["spec"]["rules"][0]["backendRefs"][0]["name"] == name
 
 
+def test_grpc_has_its_port_on_the_service_the_pods_and_in_the_policy_or_nowhere(
+    helm: Helm, values: Values
+) -> None:
+    def ports(**ray: Any) -> tuple[list[Document], list[Document], list[Document], dict[str, Any]]:
+        documents = helm.render("-f", values({"models": [{"name": "a", "source": "org/a"}], "ray": ray}))
+        spec = rayservice(documents)["spec"]
+        pod = groups_of(documents)[1]["template"]["spec"]["containers"][0]["ports"]
+        (policy,) = [one for one in documents if one["kind"] == "NetworkPolicy"]
+        ingress = yaml.safe_load(spec["serveConfigV2"])["applications"][-1]["args"]
+        return spec["serveService"]["spec"]["ports"], pod, policy["spec"]["ingress"][1]["ports"], ingress
+
+    service, pod, policy, ingress = ports(ports={"grpc": 9000})
+    assert [(one["name"], one["port"]) for one in service] == [("serve", 8000), ("serve-grpc", 9000)]
+    assert ("serve-grpc", 9000) in [(one["name"], one["containerPort"]) for one in pod]
+    assert [one["port"] for one in policy] == [8000, 9000]
+    assert ingress["grpc_port"] == 9000
+
+    service, pod, policy, ingress = ports()
+    assert "grpc" not in str([service, pod, policy, ingress])
+
+
 @examples
 def test_probes_need_no_shell_and_do_not_wait_for_a_model(helm4: Helm, example: Path) -> None:
     head, *workers = groups_of(helm4.render("-f", str(example)))
