@@ -188,6 +188,7 @@ class Ingress:
         """Whom to tell of each generation; None: nobody."""
         self.models: list[ServedModel] = []
         self._membership = Membership()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._rng = rng or random.SystemRandom()
         self._load = load
@@ -198,6 +199,11 @@ class Ingress:
         """What one caller may ask for."""
         return self.config.limits
 
+    @property
+    def num_tasks(self) -> int:
+        """Asyncio tasks of this process's loop: what goes on rising under a steady load is a leak. On any thread."""
+        return len(asyncio.all_tasks(self._loop)) if self._loop is not None else 0
+
     async def start(self, membership: Membership) -> None:
         """Read tokenizers (half a second each, in a thread) and begin to connect to replicas.
 
@@ -205,6 +211,7 @@ class Ingress:
             UnknownModel: a model's files hold no tokenizer that is understood; nothing was started.
         """
         self._membership = membership
+        self._loop = asyncio.get_running_loop()
         await self.set_models(self.config.models)
 
     async def set_models(self, configs: Sequence[ServedModelConfig]) -> None:

@@ -12,12 +12,14 @@ import typer
 from rich.table import Table
 
 from deploy.bench.report import environment, write_result
+from deploy.bench.soak_command import soak
 from deploy.console import console, stage
 from workers.engine.errors import InvalidRequest
 
 app = typer.Typer(
     help="Measure this machine; results as a table and, with --json, as a file.", no_args_is_help=True
 )
+app.command()(soak)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 

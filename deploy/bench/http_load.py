@@ -95,30 +95,35 @@ async def run_load(plan: LoadPlan) -> LoadResult:
 
 
 async def _stream(plan: LoadPlan, number: int) -> list[StreamTimes]:
-    parts = urlsplit(plan.url)
     rng = random.Random(f"{plan.seed} {number}")
-    done = []
-    for _ in range(plan.requests_per_stream):
-        prompt = [rng.randrange(100, plan.vocab_size) for _ in range(plan.input_len)]
-        body = json.dumps(
-            {
-                "model": plan.model,
-                "prompt": prompt,
-                "max_tokens": plan.output_len,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
-        head = (
-            f"POST {parts.path}/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        ).encode()
-        done.append(await _one_request(parts.hostname or "127.0.0.1", parts.port or 80, head + body))
-    return done
+    return [await run_request(plan, rng) for _ in range(plan.requests_per_stream)]
 
 
-async def _one_request(host: str, port: int, request: bytes) -> StreamTimes:
+async def run_request(plan: LoadPlan, rng: random.Random) -> StreamTimes:
+    """Send one streamed completion of a random prompt, and read it to its end.
+
+    Raises:
+        OSError: the endpoint cannot be reached.
+    """
+    parts = urlsplit(plan.url)
+    body = json.dumps(
+        {
+            "model": plan.model,
+            "prompt": [rng.randrange(100, plan.vocab_size) for _ in range(plan.input_len)],
+            "max_tokens": plan.output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+    head = (
+        f"POST {parts.path}/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    return await _read_stream(parts.hostname or "127.0.0.1", parts.port or 80, head + body)
+
+
+async def _read_stream(host: str, port: int, request: bytes) -> StreamTimes:
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
     times = StreamTimes(time.perf_counter())
     writer.write(request)

@@ -193,6 +193,9 @@ class _RouterCollector(Collector):
             hashes.add_metric(label, replicas.index.num_hashes)
             at_replicas.add_metric(label, replicas.num_placed)
             num_open.add_metric(label, len(replicas.open_views))
+        tasks = GaugeMetricFamily("shoal_ingress_tasks", "Asyncio tasks of the ingress process")
+        tasks.add_metric([], self._ingress.num_tasks)
+        yield tasks
         yield from (placed, tokens, hits, resumed, dropped, hashes, at_replicas, num_open)
 
 

@@ -1,0 +1,200 @@
+"""A steady load for minutes: nothing fails, and no process grows.
+
+Each stream sends one request after the other until the time is over. Meanwhile every process of the cluster is looked
+at from outside: resident memory, open files, threads, and the ingress's asyncio tasks by its metrics. A leak shows as a
+slope that goes on after the first minutes' warming up, so the slope is that of the second half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.bench.http_load import LoadPlan, StreamTimes, run_request
+from deploy.bench.report import percentile
+from deploy.served_cluster import ServedCluster
+
+SAMPLE_PERIOD_S = 5.0
+SETTLE_S = 30.0
+"""For what is cancelled and closed at the end to be taken back everywhere."""
+_KINDS = {
+    "ingress": "ServeReplica:shoal-ingress",
+    "replica": "ServeReplica:model",
+    "brain": "workers.brain",
+    "rank": "RankActor",
+    "haproxy": "haproxy",
+}
+_GAUGES = ("shoal_requests_in_flight", "shoal_router_requests_at_replicas", "shoal_replica_running_requests")
+"""Zero when nothing is asked."""
+_TASKS = "shoal_ingress_tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The processes of one kind at one moment, summed."""
+
+    at_s: float
+    rss_mib: float
+    num_files: int
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What became of one kind of process over the second half of the load, and when it had ended."""
+
+    rss_first_mib: float
+    rss_last_mib: float
+    rss_mib_per_min: float
+    """Least squares over the second half."""
+    files_middle: int
+    files_last: int
+    files_after: int
+    threads_middle: int
+    threads_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoakResult:
+    """One soak."""
+
+    num_streams: int
+    duration_s: float
+    num_requests: int
+    num_failed: int
+    num_chunks: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tasks_before: float
+    tasks_middle: float
+    tasks_last: float
+    tasks_after: float
+    gauges_after: dict[str, float]
+    growth: dict[str, Growth]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Samples so far."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    tasks: list[float] = field(default_factory=list)
+
+
+async def run_soak(cluster: ServedCluster, plan: LoadPlan, duration_s: float) -> SoakResult:
+    """Load ``cluster`` with ``plan.num_streams`` streams for ``duration_s``, then see whether all is given back."""
+    metrics_url = f"{cluster.url}/metrics"
+    before = await _gauges(metrics_url)
+    watch = _Watch()
+    started_s = time.monotonic()
+    watching = asyncio.create_task(_watch(cluster, metrics_url, watch, started_s))
+    try:
+        per_stream = await asyncio.gather(
+            *(_stream(plan, number, started_s + duration_s) for number in range(plan.num_streams))
+        )
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    wall_s = time.monotonic() - started_s
+    after = await _settled(metrics_url, before[_TASKS])
+    times = [one for stream in per_stream for one in stream]
+    firsts = [one.arrivals_s[0] - one.sent_s for one in times if one.arrivals_s]
+    last = {kind: _sample(cluster, kind, wall_s) for kind in watch.samples}
+    return SoakResult(
+        num_streams=plan.num_streams,
+        duration_s=round(wall_s, 1),
+        num_requests=len(times),
+        num_failed=sum(not one.is_done for one in times),
+        num_chunks=sum(len(one.arrivals_s) for one in times),
+        ttft_p50_ms=round(1e3 * percentile(firsts, 0.5), 1) if firsts else 0.0,
+        ttft_p99_ms=round(1e3 * percentile(firsts, 0.99), 1) if firsts else 0.0,
+        tasks_before=before[_TASKS],
+        tasks_middle=watch.tasks[len(watch.tasks) // 2],
+        tasks_last=watch.tasks[-1],
+        tasks_after=after[_TASKS],
+        gauges_after={name: after[name] for name in _GAUGES},
+        growth={kind: _growth(found, last[kind]) for kind, found in watch.samples.items()},
+    )
+
+
+def slope_per_min(points: Sequence[tuple[float, float]]) -> float:
+    """Least squares slope of (seconds, value), a minute; 0 for fewer than two points."""
+    count = len(points)
+    mean_x = sum(x for x, _ in points) / max(1, count)
+    mean_y = sum(y for _, y in points) / max(1, count)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return 60 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+def _growth(samples: Sequence[Sample], after: Sample) -> Growth:
+    half = samples[len(samples) // 2 :]
+    return Growth(
+        rss_first_mib=round(samples[0].rss_mib, 1),
+        rss_last_mib=round(samples[-1].rss_mib, 1),
+        rss_mib_per_min=round(slope_per_min([(one.at_s, one.rss_mib) for one in half]), 2),
+        files_middle=half[0].num_files,
+        files_last=half[-1].num_files,
+        files_after=after.num_files,
+        threads_middle=half[0].num_threads,
+        threads_last=half[-1].num_threads,
+    )
+
+
+async def _stream(plan: LoadPlan, number: int, until_s: float) -> list[StreamTimes]:
+    rng = random.Random(number)
+    done = []
+    while time.monotonic() < until_s:
+        done.append(await run_request(plan, rng))
+    return done
+
+
+async def _watch(cluster: ServedCluster, metrics_url: str, watch: _Watch, started_s: float) -> None:
+    while True:
+        for kind in _KINDS:
+            sample = await asyncio.to_thread(_sample, cluster, kind, time.monotonic() - started_s)
+            if sample.num_files:
+                watch.samples.setdefault(kind, []).append(sample)
+        watch.tasks.append((await _gauges(metrics_url))[_TASKS])
+        await asyncio.sleep(SAMPLE_PERIOD_S)
+
+
+def _sample(cluster: ServedCluster, kind: str, at_s: float) -> Sample:
+    rss, num_files, num_threads = 0, 0, 0
+    for process in cluster.processes(_KINDS[kind]):
+        try:
+            rss += process.memory_info().rss
+            num_files += process.num_fds()
+            num_threads += process.num_threads()
+        except psutil.Error:
+            continue  # it has just ended
+    return Sample(at_s, rss / (1 << 20), num_files, num_threads)
+
+
+async def _settled(metrics_url: str, num_tasks: float) -> Mapping[str, float]:
+    """The gauges once they are back where they were, or after ``SETTLE_S``."""
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        found = await _gauges(metrics_url)
+        if (found[_TASKS] <= num_tasks and not any(found[name] for name in _GAUGES)) or (
+            time.monotonic() > deadline_s
+        ):
+            return found
+        await asyncio.sleep(0.5)
+
+
+async def _gauges(url: str) -> dict[str, float]:
+    """Sums of the gauges that should be zero, and the number of tasks."""
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        page = (await client.get(url)).raise_for_status().text
+    found = dict.fromkeys((*_GAUGES, _TASKS), 0.0)
+    for family in text_string_to_metric_families(page):
+        if family.name in found:
+            found[family.name] = sum(sample.value for sample in family.samples)
+    return found
