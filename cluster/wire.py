@@ -14,8 +14,9 @@ from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.block_hash import HASH_BYTES
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
+from workers.engine.outputs import BeamOutput
 from workers.engine.plan import TokenLogprobs
-from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+from workers.engine.request import BeamParams, ChoiceParams, EngineRequest, FinishReason
 
 
 def split_hashes(packed: bytes) -> list[bytes]:
@@ -66,6 +67,7 @@ def request_to_wire(request: EngineRequest) -> pb.Submit:
             thinking_budget=params.thinking_budget,
             allowed_token_ids=params.allowed_token_ids,
             bad_words=[pb.TokenIds(token_ids=word) for word in params.bad_words],
+            beams=_beams_to_wire(params.beams),
         ),
     )
 
@@ -122,8 +124,22 @@ def request_from_wire(submit: pb.Submit, request_id: str) -> EngineRequest:
             thinking_budget=params.thinking_budget if params.HasField("thinking_budget") else None,
             allowed_token_ids=tuple(params.allowed_token_ids),
             bad_words=tuple(tuple(word.token_ids) for word in params.bad_words if word.token_ids),
+            beams=_beams_from_wire(params.beams) if params.HasField("beams") else None,
         ),
     )
+
+
+def _beams_to_wire(beams: BeamParams | None) -> pb.BeamParams | None:
+    if beams is None:
+        return None
+    return pb.BeamParams(
+        width=beams.width, length_penalty=beams.length_penalty, early_stopping=beams.early_stopping
+    )
+
+
+def _beams_from_wire(beams: pb.BeamParams) -> BeamParams:
+    early_stopping = beams.early_stopping if beams.HasField("early_stopping") else None
+    return BeamParams(beams.width, beams.length_penalty, early_stopping)
 
 
 def _pooling(word: str) -> Literal["mean", "last"] | None:
@@ -160,6 +176,14 @@ def output_to_wire(output: TokenOutput, request_id: str) -> pb.TokenOutput:
         message.logprobs.extend(map(_logprobs_to_wire, output.logprobs))
     if output.prompt_logprobs is not None:
         message.prompt_logprobs.extend(map(_logprobs_to_wire, output.prompt_logprobs))
+    for beam in output.beams or ():
+        message.beams.add(
+            token_ids=beam.token_ids,
+            logprob=beam.logprob,
+            score=beam.score,
+            finish_reason=beam.finish_reason.value,
+            stop_token_id=beam.stop_token_id,
+        )
     return message
 
 
@@ -180,6 +204,17 @@ def output_from_wire(message: pb.TokenOutput) -> TokenOutput:
         prompt_logprobs=_logprobs_from_wire(message.prompt_logprobs) if message.prompt_logprobs else None,
         waited_s=message.waited_s if message.HasField("waited_s") else None,
         num_host_cached_tokens=message.num_host_cached_tokens,
+        beams=[_beam_from_wire(beam) for beam in message.beams] or None,
+    )
+
+
+def _beam_from_wire(beam: pb.BeamOutput) -> BeamOutput:
+    return BeamOutput(
+        list(beam.token_ids),
+        beam.logprob,
+        beam.score,
+        FinishReason(beam.finish_reason),
+        beam.stop_token_id if beam.HasField("stop_token_id") else None,
     )
 
 

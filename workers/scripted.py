@@ -43,22 +43,18 @@ class ScriptedExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         """Decide the plan's tokens; they are due when its step time has passed."""
+        self._params |= {one.row: self._params[one.source] for one in plan.branches}
         for new_row in plan.new_rows:
             self._params[new_row.row] = new_row.params
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         pooled: list[bytes | None] = []
-        for row, start, num_tokens, samples in zip(
-            plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True
-        ):
-            if samples:
-                params = self._params[row]
-                token_id = scripted_token(
-                    params.seed, params.choice_index, start + num_tokens, self._vocab_size
-                )
-                token_ids.append(token_id)
-                logprobs.append(self._logprobs_of(token_id, params))
-                pooled.append(struct.pack("<4f", start + num_tokens, 1, 2, 3) if params.pooling else None)
+        for row, position in plan.sampled_positions:
+            params = self._params[row]
+            token_id = scripted_token(params.seed, params.choice_index, position, self._vocab_size)
+            token_ids.append(token_id)
+            logprobs.append(self._logprobs_of(token_id, params))
+            pooled.append(struct.pack("<4f", position, 1, 2, 3) if params.pooling else None)
         told = logprobs if any(entry is not None for entry in logprobs) else None
         self._last_due_s = max(self._clock(), self._last_due_s) + self._step_s
         vectors = pooled if any(pooled) else None

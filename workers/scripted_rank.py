@@ -9,11 +9,19 @@ all of it back through the block table. A block handed out too early, shared wro
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Constraint, Matcher
-from workers.engine.plan import BlockCopy, LateMasks, NewRow, StepPlan, StepResult
+from workers.engine.plan import (
+    BlockCopy,
+    LateMasks,
+    NewRow,
+    StepPlan,
+    StepResult,
+    TailCopy,
+    TokenLogprobs,
+)
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 
 _MASK = (1 << 61) - 1
@@ -35,6 +43,21 @@ def next_token(digest: int, params: ChoiceParams, position: int, vocab_size: int
     """The token sampled at ``position`` after tokens with ``digest``."""
     mixed = _extend(_extend(_extend(digest, params.seed), params.choice_index), position)
     return (mixed >> 23) % vocab_size
+
+
+def likeliest(digest: int, position: int, count: int, vocab_size: int) -> list[tuple[int, float]]:
+    """The ``count`` likeliest tokens at ``position`` after tokens with ``digest``, with their log-probabilities."""
+    mixed = _extend(digest, position)
+    found: dict[int, float] = {}
+    logprob = 0.0
+    while len(found) < min(count, vocab_size):
+        mixed = _extend(mixed, len(found))
+        logprob -= (mixed >> 13) % 1024 / 1000 + 0.001
+        token_id = (mixed >> 23) % vocab_size
+        found[
+            next(i % vocab_size for i in range(token_id, 2 * vocab_size) if i % vocab_size not in found)
+        ] = logprob
+    return list(found.items())
 
 
 def nearest_allowed(token_id: int, allowed: bytes | None, vocab_size: int) -> int:
@@ -76,6 +99,35 @@ def generate(
             token_id = nearest_allowed(token_id, constraint.mask(), vocab_size)
             constraint.accept(token_id)
         tokens.append(token_id)
+
+
+def search(request: EngineRequest, config: EngineConfig, vocab_size: int) -> list[tuple[list[int], float]]:
+    """What a beam search must report, said by growing all beams to the end: outputs and scores, best first."""
+    params, beams = request.params, request.params.beams
+    assert beams is not None, "the request is a beam search"
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(config.eos_token_ids))
+    prompt = request.prompt_token_ids
+    most = min(params.max_tokens, config.max_model_len - len(prompt))
+
+    def score(tokens: list[int], logprob: float, length: int) -> tuple[list[int], float]:
+        return tokens, logprob / max(1, len(prompt) + length) ** beams.length_penalty
+
+    going: list[tuple[list[int], float]] = [([], 0.0)]
+    ended: list[tuple[list[int], float]] = []
+    for length in range(1, most + 1):
+        grown = [
+            ([*tokens, token_id], logprob + more)
+            for tokens, logprob in going
+            for token_id, more in likeliest(
+                digest_of([*prompt, *tokens]), len(prompt) + length - 1, 2 * beams.width, vocab_size
+            )
+        ]
+        if length >= params.min_tokens:
+            ended += [score(tokens, logprob, length - 1) for tokens, logprob in grown if tokens[-1] in stops]
+        going = sorted((one for one in grown if one[0][-1] not in stops), key=lambda one: -one[1])
+        going = going[: beams.width]
+    cut = [score(tokens, logprob, len(tokens)) for tokens, logprob in going]
+    return sorted([*ended, *cut], key=lambda one: -one[1])[: beams.width]
 
 
 @dataclass(slots=True)
@@ -138,8 +190,11 @@ class ScriptedRank:
         corrupt = self._copy(plan)
         if plan.late_masks is not None:
             self._sample_late(plan.late_masks)
+        self._branch(plan)
         for new_row in plan.new_rows:
             self._rows[new_row.row] = self._begin(new_row)
+        for copy in plan.tail_copies:
+            self._copy_tail(copy)
         scheduled = [self._rows[row] for row in plan.rows]
         for row, new_block_ids, start in zip(scheduled, plan.new_block_ids, plan.starts, strict=True):
             self._append_blocks(row, new_block_ids, start)
@@ -150,10 +205,14 @@ class ScriptedRank:
             for block_id in row.block_ids:
                 touched.setdefault(block_id, set()).add(id(row))
         self._touched.append(touched)
-        token_ids = self._sample(plan, scheduled)
-        self._results.append(StepResult(plan.step_id, token_ids, copied=self._copied, corrupt_blocks=corrupt))
+        sampling = [row for row, samples in zip(scheduled, plan.samples, strict=True) if samples]
+        sampling += self._fork(plan)
+        logprobs = [self._logprobs_of(row) for row in sampling]
+        token_ids = self._sample(plan, scheduled, sampling)
+        self._results.append(
+            StepResult(plan.step_id, token_ids, logprobs, copied=self._copied, corrupt_blocks=corrupt)
+        )
         if plan.deferred:
-            sampling = [row for row, samples in zip(scheduled, plan.samples, strict=True) if samples]
             self._pending.append(_Pending(self._results[-1], {i: sampling[i] for i in plan.deferred}))
 
     def flip(self, host_block: int) -> None:
@@ -221,11 +280,49 @@ class ScriptedRank:
         assert all(len(column) == num_rows for column in columns), "a column has another length"
         assert len(set(plan.rows)) == num_rows, "a row is scheduled twice"
         assert all(0 <= row < config.max_num_seqs for row in plan.rows), "a row is outside the batch"
-        assert {new_row.row for new_row in plan.new_rows} <= set(plan.rows), "a new row is not scheduled"
+        forks = {fork.row for fork in plan.forks}
+        assert forks.isdisjoint(plan.rows), "a row forks and computes"
+        new_rows = {new_row.row for new_row in plan.new_rows}
+        assert forks <= new_rows, "a row forks that is not new"
+        assert new_rows <= {*plan.rows, *forks}, "a new row is not scheduled"
         assert min(plan.num_tokens, default=1) >= 1, "a row is scheduled for nothing"
         assert plan.num_batched_tokens <= config.max_num_batched_tokens, "the step exceeds its budget"
         is_decode = [num == 1 and samples for num, samples in zip(plan.num_tokens, plan.samples, strict=True)]
         assert is_decode == sorted(is_decode, reverse=True), "a prefill chunk stands before a decode"
+
+    def _branch(self, plan: StepPlan) -> None:
+        """Let rows go on from others as these were before the plan."""
+        before = self._rows.copy()
+        for branch in plan.branches:
+            source = before[branch.source]
+            assert branch.num_blocks <= len(source.block_ids), "a branch takes over blocks that do not exist"
+            self._rows[branch.row] = replace(
+                source,
+                token_ids=[*source.token_ids[: branch.num_tokens], branch.token_id],
+                digests=source.digests[: branch.num_tokens],
+                block_ids=source.block_ids[: branch.num_blocks],
+            )
+
+    def _copy_tail(self, copy: TailCopy) -> None:
+        for touched in self._touched:
+            assert copy.target not in touched, f"block {copy.target} is copied into while a step touches it"
+        for i in range(self._config.block_size):
+            self._kv.pop((copy.target, i), None)
+            if (copy.source, i) in self._kv:
+                self._kv[copy.target, i] = self._kv[copy.source, i]
+
+    def _fork(self, plan: StepPlan) -> list[ScriptedRow]:
+        """Rows that sample beside others, with the blocks that they share."""
+        rows = []
+        samples = {row for row, is_last in zip(plan.rows, plan.samples, strict=True) if is_last}
+        for fork in plan.forks:
+            assert fork.source in samples, "a row forks from one that does not sample"
+            row, source = self._rows[fork.row], self._rows[fork.source]
+            assert row.token_ids == source.token_ids, "a row forks from one with other tokens"
+            assert fork.block_ids == source.block_ids[: len(fork.block_ids)], "a fork has other blocks"
+            row.block_ids = list(fork.block_ids)
+            rows.append(row)
+        return rows
 
     def _begin(self, new_row: NewRow) -> ScriptedRow:
         max_len = min(new_row.num_prompt_tokens + new_row.params.max_tokens, self._config.max_model_len)
@@ -260,18 +357,25 @@ class ScriptedRank:
                     f"slot {slot} does not hold position {position} of its row"
                 )
 
-    def _sample(self, plan: StepPlan, scheduled: list[ScriptedRow]) -> list[int]:
-        token_ids: list[int] = []
+    def _sample(self, plan: StepPlan, scheduled: list[ScriptedRow], sampling: list[ScriptedRow]) -> list[int]:
         masks = {mask.place: mask.allowed for mask in plan.masks}
         assert masks.keys().isdisjoint(plan.deferred), "a row has a mask and waits for one"
         for index, row in enumerate(scheduled):
             end = plan.starts[index] + plan.num_tokens[index]
             assert plan.samples[index] == (end == len(row.token_ids)), "a row samples before its last token"
-            if plan.samples[index]:
-                assert end < row.max_len, "a token is sampled that its request has no room for"
-                place = len(token_ids)
-                token_ids.append(-1 if place in plan.deferred else self._sample_row(row, masks.get(place)))
+        token_ids: list[int] = []
+        for place, row in enumerate(sampling):
+            assert len(row.token_ids) < row.max_len, "a token is sampled that its request has no room for"
+            token_ids.append(-1 if place in plan.deferred else self._sample_row(row, masks.get(place)))
         return token_ids
+
+    def _logprobs_of(self, row: ScriptedRow) -> TokenLogprobs | None:
+        """What the row may go on with, if it asks for that."""
+        count, end = row.params.num_logprobs, len(row.token_ids)
+        if count is None:
+            return None
+        token_ids, values = zip(*likeliest(row.digest_at(end - 1), end, count, self._vocab_size), strict=True)
+        return TokenLogprobs(values[0], list(token_ids), list(values))
 
     def choose(self, row: ScriptedRow, allowed: bytes | None) -> int:
         """The next token of a row, one that the mask allows."""

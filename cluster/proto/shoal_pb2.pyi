@@ -43,7 +43,7 @@ class Submit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., hash_root: _Optional[bytes] = ..., params: _Optional[_Union[ChoiceParams, _Mapping]] = ..., priority: _Optional[int] = ..., arrival_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ChoiceParams(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice_index", "stop_token_ids", "ignore_eos", "num_logprobs", "pooling", "grammar", "thinking_end", "thinking_budget", "allowed_token_ids", "bad_words", "num_prompt_logprobs")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice_index", "stop_token_ids", "ignore_eos", "num_logprobs", "pooling", "grammar", "thinking_end", "thinking_budget", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "beams")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class ChoiceParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -95,7 +96,18 @@ class ChoiceParams(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
     num_prompt_logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., pooling: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking_end: _Optional[_Iterable[int]] = ..., thinking_budget: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    beams: BeamParams
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., pooling: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking_end: _Optional[_Iterable[int]] = ..., thinking_budget: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., beams: _Optional[_Union[BeamParams, _Mapping]] = ...) -> None: ...
+
+class BeamParams(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: bool
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("token_ids",)
@@ -180,7 +192,7 @@ class Step(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "prompt_logprobs", "waited_s", "num_host_cached_tokens")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "prompt_logprobs", "waited_s", "num_host_cached_tokens", "beams")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +207,7 @@ class TokenOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: str
@@ -209,7 +222,22 @@ class TokenOutput(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     waited_s: float
     num_host_cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., waited_s: _Optional[float] = ..., num_host_cached_tokens: _Optional[int] = ...) -> None: ...
+    beams: _containers.RepeatedCompositeFieldContainer[BeamOutput]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., error: _Optional[str] = ..., error_param: _Optional[str] = ..., is_user_error: _Optional[bool] = ..., pooled: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., waited_s: _Optional[float] = ..., num_host_cached_tokens: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[BeamOutput, _Mapping]]] = ...) -> None: ...
+
+class BeamOutput(_message.Message):
+    __slots__ = ("token_ids", "logprob", "score", "finish_reason", "stop_token_id")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprob: float
+    score: float
+    finish_reason: str
+    stop_token_id: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprob: _Optional[float] = ..., score: _Optional[float] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("sampled", "top_token_ids", "top_logprobs")

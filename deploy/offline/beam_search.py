@@ -1,27 +1,18 @@
-"""Beam search over an engine that only samples: each step asks for the likeliest next tokens of every beam.
-
-Beams share their blocks through the prefix cache, so that a step computes the last block of each at most.
-Semantics and names are those of vLLM's ``LLM.beam_search``: a beam that ends is kept, and its place goes to others.
-"""
+"""What ``LLM.beam_search`` takes and collects; the engine itself searches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from deploy.offline.outputs import BeamSearchSequence
+from deploy.offline.outputs import BeamSearchSequence, RequestOutput
 from workers.engine.errors import InvalidRequest
-
-Expand = Callable[[Sequence[list[int]], int], list[dict[int, float]]]
-"""For each token sequence, its likeliest next tokens with their log-probabilities: at least so many."""
-
-MAX_BEAM_WIDTH = 50
-"""Twice as many candidates are asked for of each beam, and 100 log-probabilities are the limit."""
+from workers.engine.outputs import TokenOutput
+from workers.engine.request import MAX_BEAM_WIDTH, BeamParams, ChoiceParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How to search.
+    """How to search. Names and results are those of vLLM's ``BeamSearchParams``.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -32,6 +23,8 @@ class BeamSearchParams:
     ignore_eos: bool = False
     length_penalty: float = 1.0
     """Sequences are ranked by log-probability / length ** penalty."""
+    early_stopping: bool | None = None
+    """None stops once nothing better can come, so that results are those of a search to the end; see ``BeamParams``."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -42,53 +35,33 @@ class BeamSearchParams:
         if self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens is {self.max_tokens}, it must be at least 1", "max_tokens")
 
-
-@dataclass(slots=True)
-class Beams:
-    """The search of one prompt."""
-
-    prompt_token_ids: list[int]
-    running: list[BeamSearchSequence] = field(default_factory=list)
-    ended: list[BeamSearchSequence] = field(default_factory=list)
-
-
-def search(
-    prompts: Sequence[list[int]], params: BeamSearchParams, eos_token_ids: frozenset[int], expand: Expand
-) -> list[list[BeamSearchSequence]]:
-    """The ``beam_width`` best sequences of each prompt, best first.
-
-    Args:
-        expand: runs one step of all beams of all prompts together.
-    """
-    ending = frozenset() if params.ignore_eos else eos_token_ids
-    searches = [Beams(prompt, [BeamSearchSequence(list(prompt), 0.0)]) for prompt in prompts]
-    for _ in range(params.max_tokens):
-        running = [beam for one in searches for beam in one.running]
-        if not running:
-            break
-        candidates = iter(expand([beam.tokens for beam in running], 2 * params.beam_width))
-        for one in searches:
-            grown = [
-                BeamSearchSequence([*beam.tokens, token_id], beam.cum_logprob + logprob)
-                for beam in one.running
-                for token_id, logprob in next(candidates).items()
-            ]
-            for beam in grown:
-                if beam.tokens[-1] in ending:
-                    beam.finish_reason = "stop"
-                    one.ended.append(beam)
-            going_on = [beam for beam in grown if beam.finish_reason is None]
-            one.running = sorted(going_on, key=lambda beam: -beam.cum_logprob)[: params.beam_width]
-    results = []
-    for one in searches:
-        for beam in one.running:
-            beam.finish_reason = "length"
-        found = sorted([*one.ended, *one.running], key=lambda beam: -_score(beam, params.length_penalty))
-        results.append(found[: params.beam_width])
-    return results
+    @property
+    def choice(self) -> ChoiceParams:
+        """What the engine is asked for."""
+        beams = BeamParams(self.beam_width, self.length_penalty, self.early_stopping)
+        return ChoiceParams(
+            max_tokens=self.max_tokens, temperature=0.0, ignore_eos=self.ignore_eos, beams=beams
+        )
 
 
-def _score(beam: BeamSearchSequence, length_penalty: float) -> float:
-    """Log-probability by length, the end-of-sequence token not counted."""
-    length = len(beam.tokens) - (beam.finish_reason == "stop")
-    return beam.cum_logprob / max(1, length) ** length_penalty
+class SearchedChoice:
+    """Waits for what a beam search finds."""
+
+    def __init__(self, request: RequestOutput) -> None:
+        self.request = request
+        self.sequences: list[BeamSearchSequence] = []
+        """Empty until they have come; best first."""
+
+    def take(self, new: TokenOutput) -> bool:
+        """Keep what was found; always the end."""
+        assert new.beams is not None, "a beam search ends with its beams"
+        self.sequences = [
+            BeamSearchSequence(
+                [*self.request.prompt_token_ids, *beam.token_ids],
+                beam.logprob,
+                finish_reason=beam.finish_reason.value,
+            )
+            for beam in new.beams
+        ]
+        self.request.finished = True
+        return True

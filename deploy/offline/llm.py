@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from deploy.offline.beam_search import BeamSearchParams, search
+from deploy.offline.beam_search import BeamSearchParams, SearchedChoice
 from deploy.offline.choice import Choice
 from deploy.offline.engine_config import engine_config
 from deploy.offline.executor import start_executor
@@ -43,7 +43,7 @@ from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.outputs import Load, TokenOutput
-from workers.engine.request import EngineRequest
+from workers.engine.request import ChoiceParams, EngineRequest
 from workers.grammar import GrammarCompiler
 from workers.mask_threads import spare_threads
 
@@ -133,7 +133,7 @@ class LLM:
         self.vocab_size = model_config.vocab_size
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
-        self._choices: dict[str, Choice | PooledChoice] = {}
+        self._choices: dict[str, Choice | PooledChoice | SearchedChoice] = {}
 
     # -- generating ---------------------------------------------------------------------------------------
 
@@ -216,20 +216,12 @@ class LLM:
                 "max_tokens",
             )
 
-        def expand(sequences: Sequence[list[int]], num_candidates: int) -> list[dict[int, float]]:
-            one = SamplingParams(
-                max_tokens=1, temperature=0, logprobs=num_candidates, detokenize=False, ignore_eos=True
-            )
-            outputs = self.generate(list(sequences), one, use_tqdm=use_tqdm)
-            tops = [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
-            return [{token_id: entry.logprob for token_id, entry in top.items()} for top in tops]
-
-        ids = [one.prompt_token_ids for one in prepared]
-        found = search(ids, params, frozenset(self._eos_token_ids), expand)
+        choices = [SearchedChoice(one) for one in prepared]
+        self._complete(choices, params.choice, use_tqdm)
         if self.tokenizer is not None:
-            for sequence in (sequence for sequences in found for sequence in sequences):
+            for sequence in (sequence for choice in choices for sequence in choice.sequences):
                 sequence.text = self.tokenizer.decode(sequence.tokens)
-        return [BeamSearchOutput(sequences) for sequences in found]
+        return [BeamSearchOutput(choice.sequences) for choice in choices]
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -280,6 +272,13 @@ class LLM:
     def _pool(self, prompts: Prompt | Sequence[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
         params = pooled_params(pooling)
         choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in as_list(prompts)]
+        self._complete(choices, params, use_tqdm)
+        return choices
+
+    def _complete(
+        self, choices: Sequence[PooledChoice | SearchedChoice], params: ChoiceParams, use_tqdm: bool
+    ) -> None:
+        """Run requests that end with the one output they have."""
         try:
             for choice in choices:
                 request = choice.request
@@ -291,7 +290,6 @@ class LLM:
         except BaseException:
             self._withdraw()
             raise
-        return choices
 
     @property
     def load(self) -> Load:

@@ -11,8 +11,9 @@ from cluster.proto import shoal_pb2 as pb
 from workers.brain_messages import CacheEvents, Load, TokenOutput
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
+from workers.engine.outputs import BeamOutput
 from workers.engine.plan import TokenLogprobs
-from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
+from workers.engine.request import BeamParams, ChoiceParams, EngineRequest, FinishReason
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
 
@@ -24,6 +25,8 @@ token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
     temperature=st.floats(0, 2),
     num_logprobs=st.none() | st.integers(0, 20),
     bias=st.dictionaries(st.integers(0, 1000), st.floats(-100, 100)),
+    beams=st.none()
+    | st.builds(BeamParams, st.integers(1, 50), st.floats(-2, 2), st.sampled_from([None, True, False])),
 )
 def test_a_request_survives_the_wire(
     prompt: list[int],
@@ -32,12 +35,13 @@ def test_a_request_survives_the_wire(
     temperature: float,
     num_logprobs: int | None,
     bias: dict[int, float],
+    beams: BeamParams | None,
 ) -> None:
     params = ChoiceParams(
         max_tokens=7, temperature=temperature, seed=seed, num_logprobs=num_logprobs, logit_bias=bias,
         stop_token_ids=(3, 4), ignore_eos=True, choice_index=2, pooling="last", grammar="start: /é+/",
         thinking_end=(8, 9), thinking_budget=num_logprobs, allowed_token_ids=(5,), bad_words=((1, 2), (3,)),
-        num_prompt_logprobs=num_logprobs,
+        num_prompt_logprobs=num_logprobs, beams=beams,
     )  # fmt: skip
     request = EngineRequest(
         "a", prompt, params, output, [b"x" * 16, b"y" * 16], b"root", priority=-3, arrival_s=1.5
@@ -84,6 +88,16 @@ def test_an_output_survives_the_wire() -> None:
         waited_s=0.25,
         num_host_cached_tokens=16,
     )
+
+    assert wire.output_from_wire(wire.output_to_wire(output, "a")) == output
+
+
+def test_the_outputs_of_a_beam_search_survive_the_wire() -> None:
+    beams = [
+        BeamOutput([5, 6], -1.5, -0.5, FinishReason.STOP, 6),
+        BeamOutput([7], -2, -1, FinishReason.LENGTH),
+    ]
+    output = TokenOutput("a", [], FinishReason.STOP, beams=beams)
 
     assert wire.output_from_wire(wire.output_to_wire(output, "a")) == output
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidRequest, PromptTooLong, UserError
-from workers.engine.request import EngineRequest
+from workers.engine.request import MAX_BEAM_WIDTH, EngineRequest
 
 log = logging.getLogger("shoal.engine")
 
@@ -38,6 +39,15 @@ def max_len_of(request: EngineRequest, config: EngineConfig) -> int:
     return min(len(request.prompt_token_ids) + request.params.max_tokens, config.max_model_len)
 
 
+def most_blocks(request: EngineRequest, config: EngineConfig) -> int:
+    """Blocks that the request may come to hold. The last token is never computed, so it needs no slot."""
+    num_slots = max_len_of(request, config) - 1
+    num_blocks = -(-num_slots // config.block_size)
+    # Beams have at least the prompt's full blocks in common.
+    num_shared = min(len(request.prompt_token_ids) // config.block_size, num_blocks)
+    return num_shared + request.params.num_rows * (num_blocks - num_shared)
+
+
 def validate(request: EngineRequest, config: EngineConfig) -> None:
     """Return if the request can be served to its end by an otherwise empty engine.
 
@@ -58,12 +68,15 @@ def validate(request: EngineRequest, config: EngineConfig) -> None:
             "the first token of the answer included; shorten the prompt",
             param="prompt",
         )
-    # The last token is never computed, so it needs no slot.
-    num_slots = max_len_of(request, config) - 1
-    if num_slots > config.num_slots:
+    if request.params.beams is not None:
+        _validate_beams(request, config)
+    num_blocks = most_blocks(request, config)
+    if num_blocks > config.num_blocks:
+        num_tokens = max_len_of(request, config)
+        beams = f" in each of {request.params.num_rows} beams" if request.params.num_rows > 1 else ""
         raise PromptTooLong(
-            f"prompt and output may come to {num_slots + 1:,} tokens, the KV cache holds "
-            f"{config.num_slots:,}; shorten the prompt or lower max_tokens",
+            f"prompt and output may come to {num_tokens:,} tokens{beams}, the KV cache holds {config.num_slots:,}; "
+            "shorten the prompt or lower max_tokens",
             param="max_tokens",
         )
     num_tokens = num_prompt_tokens + len(request.output_token_ids)
@@ -74,6 +87,43 @@ def validate(request: EngineRequest, config: EngineConfig) -> None:
             param="prompt",
         )
     _validate_token_ids(request, config)
+
+
+def _validate_beams(request: EngineRequest, config: EngineConfig) -> None:
+    """A beam search has room for its beams, and nothing else that changes what is likely."""
+    params, beams = request.params, request.params.beams
+    assert beams is not None, "only beam searches come here"
+    limit = min(MAX_BEAM_WIDTH, config.max_num_seqs)
+    if not 1 <= beams.width <= limit:
+        raise InvalidRequest(
+            f"a beam search of width {beams.width} is asked for, it must be from 1 to {limit}",
+            param="best_of",
+        )
+    if not math.isfinite(beams.length_penalty):
+        raise InvalidRequest(
+            f"length_penalty is {beams.length_penalty}, it must be finite", param="length_penalty"
+        )
+    others = {
+        "grammar": params.grammar,
+        "thinking_budget": params.thinking_budget is not None,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty != 1.0,
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": params.bad_words,
+        "pooling": params.pooling,
+        "prompt_logprobs": params.num_prompt_logprobs is not None,
+        "logprobs": params.num_logprobs is not None,
+    }
+    if wrong := [name for name, value in others.items() if value]:
+        raise InvalidRequest(
+            f"{wrong[0]} cannot be combined with a beam search, which ranks by the model's own probabilities; "
+            "leave it out",
+            param=wrong[0],
+        )
+    if request.output_token_ids:
+        raise InvalidRequest("a beam search begins with the prompt alone", param="output_token_ids")
 
 
 def _validate_token_ids(request: EngineRequest, config: EngineConfig) -> None:

@@ -97,6 +97,10 @@ class BlockPool:
         """True if nobody holds the block."""
         return self._num_holders[block_id] == 0
 
+    def is_writable(self, block_id: int) -> bool:
+        """True if the block has one holder and no content under which others could find it."""
+        return self._num_holders[block_id] == 1 and self._hashes[block_id] is None
+
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, free or held; None if there is none."""
         return self._block_of.get(block_hash)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from workers.engine.constraint import masks_of
 from workers.engine.cost_model import CostModel, StepWork
-from workers.engine.plan import BlockCopy, LateMasks, NewRow, StepPlan
+from workers.engine.plan import BlockCopy, Branch, Fork, LateMasks, NewRow, StepPlan, TailCopy
 from workers.engine.request_state import RequestState
 
 
@@ -48,9 +48,12 @@ class Draft:
     """A plan in the making."""
 
     __slots__ = (
+        "_sources",
         "budget",
         "cost",
         "decodes",
+        "forked",
+        "forks",
         "is_starved",
         "new_rows",
         "num_promised_blocks",
@@ -70,6 +73,31 @@ class Draft:
         """Blocks that running requests still need for tokens they already have."""
         self.is_starved = False
         """True once a running request went without the blocks it needs."""
+        self.forks: list[Fork] = []
+        self.forked: list[RequestState] = []
+        """The requests that fork, in the order of ``forks``."""
+        self._sources: dict[tuple[int, ...], RequestState] = {}
+        """Prompts whose last tokens this step computes, by how they end."""
+
+    def put(self, request: RequestState, num_tokens: int, samples: bool, new_block_ids: list[int]) -> None:
+        """Schedule ``num_tokens`` of ``request`` from where it is computed."""
+        columns = self.decodes if samples and num_tokens == 1 else self.prefills
+        columns.put(request, num_tokens, samples, new_block_ids)
+        self.budget -= num_tokens
+        if samples:
+            self._sources[_ending(request)] = request
+
+    def put_fork(self, source: RequestState, request: RequestState, block_ids: list[int]) -> None:
+        """Let ``request`` sample from what ``source`` computes."""
+        self.forks.append(Fork(request.row, source.row, block_ids))
+        self.forked.append(request)
+
+    def source_for(self, request: RequestState) -> RequestState | None:
+        """A request with the same tokens, computed to their end by this step; None if there is none."""
+        source = self._sources.get(_ending(request))
+        if source is None or source.token_ids != request.token_ids:
+            return None
+        return source if source.request.hash_root == request.request.hash_root else None
 
     def finish(
         self,
@@ -77,10 +105,12 @@ class Draft:
         swap_in: list[BlockCopy],
         copies_awaited: int,
         late_masks: LateMasks | None = None,
+        branches: list[Branch] | None = None,
+        tail_copies: list[TailCopy] | None = None,
     ) -> tuple[StepPlan, LaunchedStep]:
         """The plan and what to remember of it."""
         decodes, prefills = self.decodes, self.prefills
-        sampling = decodes.sampling + prefills.sampling
+        sampling = decodes.sampling + prefills.sampling + self.forked
         masks, deferred = masks_of(sampling)
         plan = StepPlan(
             self.step_id,
@@ -97,6 +127,9 @@ class Draft:
             deferred,
             late_masks,
             awaits_copies=self.is_empty and late_masks is None,
+            branches=branches or [],
+            tail_copies=tail_copies or [],
+            forks=self.forks,
         )
         work = StepWork(
             len(decodes.rows),
@@ -113,3 +146,8 @@ class Draft:
     def is_empty(self) -> bool:
         """True while no row is scheduled."""
         return not self.decodes.rows and not self.prefills.rows
+
+
+def _ending(request: RequestState) -> tuple[int, ...]:
+    """What tells most prompts apart at little cost: their length and their last tokens."""
+    return (len(request.token_ids), *request.token_ids[-8:])

@@ -14,7 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from workers.engine.admission import max_len_of, validate
+from workers.engine.beam_group import BeamGroup
+from workers.engine.beam_search import BeamSearch
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Constraint, Matcher, late_masks_of
 from workers.engine.cost_model import CostFit, CostModel
@@ -22,7 +26,7 @@ from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.plan import LateMasks, StepPlan, StepResult, TokenLogprobs
-from workers.engine.policy import make_policy
+from workers.engine.policy import Turn, make_policy
 from workers.engine.request import EngineRequest, FinishReason
 from workers.engine.request_state import RequestState, Status
 from workers.engine.scheduler import Scheduler
@@ -88,15 +92,17 @@ class Engine:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is already in use", param="request_id")
         turn = self._policy.turn(request, self._num_arrivals)
-        max_len = max_len_of(request, self.config)
-        state = RequestState(request, turn, max_len, self.config.eos_token_ids, now_s)
-        self._num_arrivals += 1
+        state = self._state(request, turn, now_s)
+        self._num_arrivals += request.params.num_rows
         if request.params.has_constraint:
             state.constraint = _replayed(request, matcher)
         if request.output_token_ids:
             finish_reason = _finish_reason(state, request.output_token_ids[-1])
             if finish_reason is not None:
                 return _output(state, [], finish_reason, None)
+        if request.params.beams is not None:
+            others = range(1, request.params.num_rows)
+            _group([state, *(self._state(request, (turn[0], turn[1] + index), now_s) for index in others)])
         self._requests[request.request_id] = state
         self._scheduler.enqueue(state)
         return None
@@ -137,10 +143,21 @@ class Engine:
         finished = Status.FINISHED
         outputs: list[TokenOutput] = []
         logprobs, pooled, scored = result.logprobs, result.pooled, result.prompt_logprobs
+        groups: list[BeamGroup] = []
+        num_sampled = 0
         for index, (request, token_id) in enumerate(zip(step.sampling, result.token_ids, strict=True)):
             request.num_in_flight -= 1
             if request.status is finished:
                 continue  # aborted, or ended a step ago: this is the token too many
+            num_sampled += 1
+            if (group := request.group) is not None:
+                told = logprobs[index] if logprobs else None
+                assert told is not None, "ranks tell a beam search what is likely"
+                if request.status is Status.RUNNING:
+                    group.note(request, told)
+                    if group.is_complete:
+                        groups.append(group)
+                continue
             request.token_ids.append(token_id)
             num_known = len(request.token_ids)
             finish_reason = None
@@ -168,12 +185,28 @@ class Engine:
             if finish_reason is not None:
                 self._dismiss(request)
         self._scheduler.complete(result)
+        outputs += [output for group in groups if (output := self._advance(group)) is not None]
         self._num_steps += 1
-        self._num_output_tokens += len(outputs)
+        self._num_output_tokens += num_sampled
         self.last_progress_s = now_s
         self._fit.observe_step(result.elapsed_s, step.work)
         self._fit.observe_copies(result.copied_s, result.num_copied_blocks)
         return outputs
+
+    def _state(self, request: EngineRequest, turn: Turn, now_s: float) -> RequestState:
+        return RequestState(request, turn, max_len_of(request, self.config), self.config.eos_token_ids, now_s)
+
+    def _advance(self, group: BeamGroup) -> TokenOutput | None:
+        """Let a search choose how its beams go on; return its output if it has ended."""
+        before, leader = group.beams, group.leader
+        steps = group.advance()
+        if not group.search.is_done:
+            self._scheduler.rearrange(group, before, steps)
+            return None
+        beams = group.search.outputs()
+        self._dismiss(leader)
+        reason = beams[0].finish_reason if beams else FinishReason.LENGTH
+        return msgspec.structs.replace(_output(leader, [], reason, None), beams=beams, stop_token_id=None)
 
     def _late_masks(self) -> LateMasks | None:
         """Masks that the oldest launched step still waits for; all tokens before it are known. None if it does not."""
@@ -221,6 +254,8 @@ class Engine:
             num_host_blocks=cache.host.num_blocks,
             num_free_host_blocks=cache.host.num_free_blocks,
             num_host_cached_tokens=scheduler.num_host_cached_tokens,
+            num_forked_blocks=cache.num_forked_blocks,
+            num_tail_copies=cache.num_tail_copies,
         )
 
     def drain_cache_events(self) -> CacheEvents | None:
@@ -235,14 +270,33 @@ class Engine:
         """Raise ``AssertionError`` if the engine's books do not agree; for tests and debugging."""
         self._scheduler.check()
         scheduler = self._scheduler
-        num_queued = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.running)
+        queued = (*scheduler.waiting, *scheduler.loading, *scheduler.running)
+        num_queued = sum(request.payer is request for request in queued)
         assert num_queued == len(self._requests), "a request neither waits, loads nor runs"
         in_flight = [request for step in self._launched for request in step.sampling]
-        for request in self._requests.values():
+        for request in queued:
             num_in_flight = in_flight.count(request)
             assert request.num_in_flight == num_in_flight, (
                 f"request {request.request_id} miscounts its flight"
             )
+
+
+def _group(members: list[RequestState]) -> BeamGroup:
+    """The search that the members, all of one request, are the beams of."""
+    leader = members[0]
+    beams = leader.request.params.beams
+    assert beams is not None, "only a beam search has beams"
+    for member in members[1:]:
+        member.status = Status.HELD
+    num_prompt_tokens = leader.num_prompt_tokens
+    search = BeamSearch(
+        beams,
+        num_prompt_tokens,
+        leader.max_len - num_prompt_tokens,
+        leader.request.params.min_tokens,
+        leader.stop_token_ids,
+    )
+    return BeamGroup(search, members)
 
 
 def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:

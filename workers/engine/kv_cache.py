@@ -7,7 +7,7 @@ out anew. What does not fit on the device may live on in the host tier. Ids only
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.engine.block_pool import BlockPool
@@ -16,6 +16,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.errors import OutOfBlocks
 from workers.engine.host_tier import HostTier
 from workers.engine.outputs import CacheEvents, CacheSnapshot
+from workers.engine.plan import TailCopy
 from workers.engine.request_state import RequestState, Swapped
 
 
@@ -60,6 +61,9 @@ class KVCache:
         self._last_completed_id = -1
         self._retired: deque[tuple[int, list[int]]] = deque()
         """Given back, but in use until the step: (step id, blocks), oldest step first."""
+        self._tail_copies: list[TailCopy] = []
+        """For the plan in the making; each holds its source."""
+        self.num_forked_blocks = self.num_tail_copies = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -123,9 +127,9 @@ class KVCache:
         blocks = range(num_cached // size, (len(request.token_ids) - 1) // size)
         return [request.hash_at(index, size, self._root) for index in blocks]
 
-    def can_adopt(self, prefix: Prefix, num_tokens: int, num_spare_blocks: int) -> bool:
-        """True if ``num_tokens``, the first in ``prefix``, fit and leave ``num_spare_blocks`` free."""
-        num_missing = self.blocks_for(num_tokens) - len(prefix.device)
+    def can_adopt(self, prefix: Prefix, num_blocks: int, num_spare_blocks: int) -> bool:
+        """True if ``num_blocks`` blocks, the first of them in ``prefix``, fit and leave ``num_spare_blocks`` free."""
+        num_missing = num_blocks - len(prefix.device)
         num_taken_from_free = sum(map(self._pool.is_free, prefix.device))
         return self.num_unpromised_blocks - num_taken_from_free - num_missing >= num_spare_blocks
 
@@ -153,28 +157,37 @@ class KVCache:
         """True once the copies that the request's blocks wait for are done."""
         return request.load_step_id <= self.host.copied
 
-    def reserve(self, request: RequestState, num_tokens: int) -> None:
-        """Promise the request the blocks that it still lacks for ``num_tokens``; they must be free."""
-        request.num_reserved = max(0, self.blocks_for(num_tokens) - len(request.block_ids))
-        self._num_reserved += request.num_reserved
-        assert self.num_unpromised_blocks >= 0, "blocks are promised that are not free"
+    def reserve(self, request: RequestState, num_blocks: int) -> None:
+        """Promise the request the blocks that it lacks of ``num_blocks``; they must be free."""
+        request.is_promised = True
+        self._promise(request, num_blocks - len(request.block_ids))
 
     def extend(self, request: RequestState, num_tokens: int) -> list[int]:
-        """Grow the block table until it holds ``num_tokens`` and return what was appended.
+        """Grow the block table until it holds ``num_tokens`` and return what the rank has to append.
+
+        A tail that is shared becomes the request's own first: a copy, or itself if nobody else is left.
 
         Raises:
             OutOfBlocks: too few blocks are free; nothing has changed.
         """
-        num_new = self.blocks_for(num_tokens) - len(request.block_ids)
-        num_from_reserve = min(num_new, request.num_reserved)
+        block_ids = request.block_ids
+        shares_tail = request.num_slots < len(block_ids) * self._block_size
+        owns_tail = shares_tail and self._pool.is_writable(block_ids[-1])
+        num_new = self.blocks_for(num_tokens) - len(block_ids) + (shares_tail and not owns_tail)
+        payer = request.payer
+        num_from_reserve = min(num_new, payer.num_reserved)
         if num_new - num_from_reserve > self.num_unpromised_blocks:
             raise OutOfBlocks(f"asked for {num_new} blocks, {self.num_unpromised_blocks} free")
         new_block_ids = self._pool.take(num_new)
         if num_from_reserve > 0:
-            request.num_reserved -= num_from_reserve
+            payer.num_reserved -= num_from_reserve
             self._num_reserved -= num_from_reserve
-        request.block_ids.extend(new_block_ids)
-        request.num_slots += len(new_block_ids) * self._block_size
+        if owns_tail:
+            new_block_ids.insert(0, block_ids.pop())
+        elif shares_tail:
+            self._tail_copies.append(TailCopy(block_ids.pop(), new_block_ids[0]))
+        block_ids.extend(new_block_ids)
+        request.num_slots = len(block_ids) * self._block_size
         return new_block_ids
 
     def register(self, request: RequestState) -> None:
@@ -186,6 +199,78 @@ class KVCache:
             block_hash = request.hash_at(index, self._block_size, self._root)
             self._pool.register(request.block_ids[index], block_hash)
             request.num_registered = index + 1
+
+    # Sharing
+
+    def fork(self, source: RequestState, request: RequestState) -> list[int]:
+        """Let the request, which has no blocks, share all that ``source`` has; return the full ones.
+
+        The source goes on writing to its last block: before the request does, it gets a copy.
+        """
+        assert not request.block_ids, f"request {request.request_id} forks but holds blocks"
+        self._pool.hold(source.block_ids)
+        self.num_forked_blocks += len(source.block_ids)
+        num_full = source.num_computed // self._block_size
+        request.block_ids = source.block_ids.copy()
+        request.num_slots = request.num_computed = source.num_computed
+        request.num_registered = min(source.num_registered, num_full)
+        return request.block_ids[:num_full]
+
+    def share(self, source: RequestState, request: RequestState, num_tokens: int) -> None:
+        """Let the request, which has no blocks, share the full ones of ``source``'s first ``num_tokens`` tokens."""
+        assert not request.block_ids, f"request {request.request_id} shares but holds blocks"
+        request.block_ids = source.block_ids[: num_tokens // self._block_size]
+        self._pool.hold(request.block_ids)
+        self.num_forked_blocks += len(request.block_ids)
+        request.num_slots = request.num_computed = len(request.block_ids) * self._block_size
+        request.num_registered = min(source.num_registered, len(request.block_ids))
+
+    def rearrange(
+        self, before: Sequence[RequestState], after: Sequence[RequestState], sources: Sequence[RequestState]
+    ) -> list[int]:
+        """Give each request of ``after`` the blocks of its source, one of ``before``, and those no others.
+
+        Of requests with one source the first goes on writing to its last block, the others write to copies. No step
+        in flight may touch any of them.
+
+        Returns:
+            Of each request, how many of its source's leading blocks are its own to write to or full.
+        """
+        assert all(one.last_step_id <= self._last_completed_id for one in before), "a step is in flight"
+        had = {id(one): (one.block_ids, one.num_computed, one.num_registered) for one in before}
+        num_free = self._pool.num_free
+        for source in sources:
+            self._pool.hold(source.block_ids)
+        for one in before:
+            self._pool.release(one.block_ids)
+            one.block_ids, one.num_slots, one.num_computed, one.num_registered = [], 0, 0, 0
+        owned: set[int] = set()
+        num_told: list[int] = []
+        for request, source in zip(after, sources, strict=True):
+            block_ids, request.num_computed, request.num_registered = had[id(source)]
+            request.block_ids = block_ids.copy()
+            num_full = request.num_computed // self._block_size
+            if id(source) in owned:
+                self.num_forked_blocks += len(block_ids)
+                request.num_slots = request.num_computed
+                request.num_registered = min(request.num_registered, num_full)
+                num_told.append(num_full)
+            else:
+                owned.add(id(source))
+                request.num_slots = len(block_ids) * self._block_size
+                num_told.append(len(block_ids))
+        payer = after[0].payer
+        if payer.is_promised:
+            self._promise(payer, self._pool.num_free - num_free)
+        return num_told
+
+    def take_tail_copies(self, step_id: int) -> list[TailCopy]:
+        """The copies that the plan of ``step_id`` has to carry; their sources are held until it completes."""
+        copies, self._tail_copies = self._tail_copies, []
+        self.num_tail_copies += len(copies)
+        for copy in copies:
+            self._retire([copy.source], step_id)
+        return copies
 
     # Giving back
 
@@ -229,15 +314,9 @@ class KVCache:
         request.load_step_id = -1
         self._num_reserved -= request.num_reserved
         request.num_reserved = 0
-        if not block_ids:
-            return
-        if request.last_step_id <= self._last_completed_id:
-            self._pool.release(block_ids)
-            return
-        index = len(self._retired)
-        while index and self._retired[index - 1][0] > request.last_step_id:
-            index -= 1
-        self._retired.insert(index, (request.last_step_id, block_ids))
+        request.is_promised = False
+        if block_ids:
+            self._retire(block_ids, request.last_step_id)
 
     def complete(self, step_id: int) -> None:
         """Free what was retired and has waited for ``step_id`` or an earlier step."""
@@ -263,17 +342,41 @@ class KVCache:
         for request in requests:
             holders.update(request.block_ids)
             num_slots = len(request.block_ids) * self._block_size
-            assert request.num_slots == num_slots, f"request {request.request_id} miscounts its slots"
+            shares_tail = request.num_slots == request.num_computed > num_slots - self._block_size
+            assert request.num_slots == num_slots or shares_tail, (
+                f"request {request.request_id} miscounts its slots"
+            )
             assert request.num_computed <= num_slots, f"request {request.request_id} computed past its blocks"
             num_reserved += request.num_reserved
             if request.swapped is not None:
                 swapped += request.swapped.host_blocks
         for _, block_ids in self._retired:
             holders.update(block_ids)
+        holders.update(copy.source for copy in self._tail_copies)
         holders.update(self.host.check(swapped))
         self._pool.check(holders)
         assert num_reserved == self._num_reserved, "reserved blocks are miscounted"
         assert self.num_unpromised_blocks >= 0, "blocks are promised that are not free"
+
+    def _promise(self, request: RequestState, num_blocks: int) -> None:
+        request.num_reserved += num_blocks
+        self._num_reserved += num_blocks
+        assert self.num_unpromised_blocks >= 0, "blocks are promised that are not free"
+
+    def _retire(self, block_ids: list[int], step_id: int) -> None:
+        if step_id <= self._last_completed_id:
+            self._pool.release(block_ids)
+            return
+        index = len(self._retired)
+        while index and self._retired[index - 1][0] > step_id:
+            index -= 1
+        self._retired.insert(index, (step_id, block_ids))
+
+
+def can_fork(request: RequestState) -> bool:
+    """True if the request may begin with what another has computed of the same tokens."""
+    is_single = request.group is None and not request.num_preemptions
+    return is_single and not _needs_all_tokens(request) and request.request.params.pooling is None
 
 
 def _needs_all_tokens(request: RequestState) -> bool:

@@ -9,6 +9,19 @@ from workers.engine.plan import TokenLogprobs
 from workers.engine.request import FinishReason
 
 
+class BeamOutput(msgspec.Struct, frozen=True, array_like=True):
+    """One of the outputs that a beam search has found."""
+
+    token_ids: list[int]
+    """The token that ended it included."""
+    logprob: float
+    """Of all of them together."""
+    score: float
+    """By which outputs are ranked: see ``BeamParams``."""
+    finish_reason: FinishReason
+    stop_token_id: int | None = None
+
+
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request, usually one."""
 
@@ -35,6 +48,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """Of ``num_cached_tokens``, brought back from the host."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the prompt's tokens from the second on; set in the first output only, where asked for."""
+    beams: list[BeamOutput] | None = None
+    """What a beam search has found, best first; its one output has no ``token_ids`` of its own."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +91,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Of those, without a holder; they may still be found."""
     num_host_cached_tokens: int = 0
     """Since start, of ``num_cached_tokens``: brought back from the host."""
+    num_forked_blocks: int = 0
+    """Since start: blocks that choices and beams have shared by forking, where each would have computed its own."""
+    num_tail_copies: int = 0
+    """Since start: shared blocks that were copied since one of those that share them wrote to it."""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,38 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     params: ChoiceParams
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """A row that goes on from another's tokens, or from its own: a beam that was chosen.
+
+    It takes over leading tokens, leading blocks and parameters of ``source`` as they were before the plan, whatever
+    other branches of the plan do to that row.
+    """
+
+    row: int
+    source: int
+    num_tokens: int
+    token_id: int
+    """That follows them, whatever was sampled there."""
+    num_blocks: int
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """A new row whose tokens are those of ``source``: it computes nothing, and samples from what that row computes."""
+
+    row: int
+    source: int
+    """A row of this plan that samples."""
+    block_ids: list[int]
+    """Its block table: the source's full blocks. What it writes to next comes with a later plan."""
+
+
+class TailCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A block of the device that two rows share, copied before one of them writes to it."""
+
+    source: int
+    target: int
+
+
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     """One block between the tiers, all layers of it."""
 
@@ -94,11 +126,28 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Before anything else of this plan: sample the deferred rows of that step."""
     awaits_copies: bool = False
     """The result comes when all copies so far are done."""
+    branches: list[Branch] = []
+    """Before ``new_rows``."""
+    tail_copies: list[TailCopy] = []
+    """Before the step computes, in the order of all steps."""
+    forks: list[Fork] = []
+    """They sample after all other rows, in this order; each is one of ``new_rows``."""
 
     @property
     def num_batched_tokens(self) -> int:
         """Tokens this step computes."""
         return sum(self.num_tokens)
+
+    @property
+    def sampled_positions(self) -> list[tuple[int, int]]:
+        """Of each token that the step samples: its row, and its position there."""
+        ends = [start + count for start, count in zip(self.starts, self.num_tokens, strict=True)]
+        columns = zip(self.rows, ends, self.samples, strict=True)
+        sampled = [(row, end) for row, end, is_last in columns if is_last]
+        if self.forks:
+            end_of = dict(zip(self.rows, ends, strict=True))
+            sampled += [(fork.row, end_of[fork.source]) for fork in self.forks]
+        return sampled
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -111,7 +160,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 answers: one entry for each sampling row, in plan order."""
+    """What rank 0 answers: one entry for each sampling row, in plan order, then for each fork."""
 
     step_id: int
     token_ids: list[int]

@@ -74,7 +74,7 @@ class FairShare:
         """The tenant's count, then the order of arrival."""
         self._least = max(self._least, min(self._tags.values(), default=self._least))
         tag = max(self._counts.get(request.tenant, 0.0), self._least)
-        self._counts[request.tenant] = tag + _price(request, request.params.max_tokens)
+        self._counts[request.tenant] = tag + _price(request, _most_tokens(request))
         self._tags[request.request_id] = tag
         if len(self._counts) > _MOST_TENANTS:
             self._counts = {tenant: count for tenant, count in self._counts.items() if count > self._least}
@@ -83,11 +83,15 @@ class FairShare:
     def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
         """Give back what was promised and not used."""
         self._tags.pop(request.request_id, None)
-        unused = _price(request, request.params.max_tokens) - _price(request, num_output_tokens)
+        unused = _price(request, _most_tokens(request)) - _price(request, num_output_tokens)
         if request.tenant in self._counts:
             self._counts[request.tenant] -= unused
         if not self._tags:  # nobody is here: all begin equal
             self._least = max([self._least, *self._counts.values()])
+
+
+def _most_tokens(request: EngineRequest) -> int:
+    return request.params.max_tokens * request.params.num_rows
 
 
 def _price(request: EngineRequest, num_output_tokens: int) -> float:

@@ -17,12 +17,16 @@ def choose_victim(
 
     Spared are requests that this plan has scheduled and those preempted ``max_preemptions`` times. One that has
     come back and not yet filled a block is taken only where there is no other, so that none is swapped back and
-    forth without getting on.
+    forth without getting on. The beams of a search come and go together.
     """
     without_progress: RequestState | None = None
     for victim in last_to_first:
-        if victim is request:
+        if victim.turn <= request.turn:
             break
+        if victim.group is not None and (
+            victim.group is request.group or victim.group.last_step_id == step_id
+        ):
+            continue
         if victim.last_step_id == step_id or victim.num_preemptions >= config.max_preemptions:
             continue
         if victim.is_exhausted:

@@ -1,7 +1,7 @@
 """A request as the engine sees it: token ids in, token ids out. No text.
 
-One request is one choice of one prompt: ``n`` choices are ``n`` requests, which share the prompt's
-blocks through the prefix cache.
+One request is one choice of one prompt: ``n`` choices are ``n`` requests, which share the prompt's blocks. A beam
+search is one request, however many beams it has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,27 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context limit was reached
     ABORT = "abort"  # cancelled
     ERROR = "error"  # the engine could not go on with it
+
+
+MAX_BEAM_WIDTH = 50
+"""Twice as many candidates are looked at of each beam, and 100 log-probabilities are the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How the likeliest outputs are searched for.
+
+    Outputs are ranked by score: log-probability / length ** ``length_penalty``, where length counts prompt and output
+    but not the token that ended it (as vLLM has it). Candidates are ranked by the model's own probabilities.
+    """
+
+    width: int
+    """Beams that go on, and outputs that are reported."""
+    length_penalty: float = 1.0
+    """Above 1 favours long outputs, below 1 short ones."""
+    early_stopping: bool | None = False
+    """When ``width`` outputs have ended, stop. True: at once. False: once no beam has a better score at its present
+    length. None: once none can come to a better score at any length (transformers' "never")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,8 @@ class ChoiceParams:
     """Empty means all; else what else the vocabulary holds is never sampled."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the output must not hold."""
-
+    beams: BeamParams | None = None
+    """Report, at the end and at once, the likeliest outputs that a beam search finds. None: sample one."""
     pooling: Literal["mean", "last"] | None = None
     """Report the prompt's last hidden states as one vector, their mean or the last one, with the first token;
     such a request has ``max_tokens`` 1. None: nothing is reported of them."""
@@ -79,8 +101,19 @@ class ChoiceParams:
         return bool(self.grammar) or (self.thinking_budget is not None and bool(self.thinking_end))
 
     @property
+    def num_rows(self) -> int:
+        """Places in the batch that it takes."""
+        return self.beams.width if self.beams is not None else 1
+
+    @property
     def for_ranks(self) -> ChoiceParams:
-        """The part that sampling needs: a grammar may be long, and ranks see only its masks."""
+        """The part that sampling needs: a grammar may be long, and ranks see only its masks.
+
+        Of a beam search ranks know that it wants the likeliest tokens. Twice its width are looked at, so that enough
+        go on even if every beam could end.
+        """
+        if self.beams is not None:
+            return replace(self, beams=None, temperature=0.0, num_logprobs=2 * self.beams.width)
         return replace(self, grammar="") if self.grammar else self
 
 

@@ -16,6 +16,7 @@ from workers.engine.policy import Turn
 from workers.engine.request import EngineRequest
 
 if TYPE_CHECKING:
+    from workers.engine.beam_group import BeamGroup
     from workers.engine.constraint import Constraint
 
 NO_ROW = -1
@@ -28,6 +29,8 @@ class Status(Enum):
     LOADING = auto()
     """Holds blocks whose contents are on their way from the host."""
     RUNNING = auto()
+    HELD = auto()
+    """A place among the beams of a search that has no beam now, or none yet."""
     FINISHED = auto()
 
 
@@ -51,6 +54,8 @@ class RequestState:
         "block_ids",
         "claims",
         "constraint",
+        "group",
+        "is_promised",
         "last_step_id",
         "load_step_id",
         "max_len",
@@ -66,6 +71,7 @@ class RequestState:
         "num_reserved",
         "num_slots",
         "num_uncached_estimate",
+        "payer",
         "queued_s",
         "reported",
         "request",
@@ -102,7 +108,7 @@ class RequestState:
         self.block_ids: list[int] = []
         self.block_hashes = list(request.block_hashes)
         self.num_slots = 0
-        """Tokens that its blocks can hold."""
+        """Tokens that its blocks can hold: only those computed while it shares the last block with another."""
         self.num_computed = 0
         """Tokens whose KV is in the blocks once all launched steps have run."""
         self.num_in_flight = 0
@@ -111,6 +117,12 @@ class RequestState:
         """Leading blocks that have been offered to the prefix cache."""
         self.num_reserved = 0
         """Free blocks that are kept for it."""
+        self.is_promised = False
+        """True while all blocks that it can ever need are kept for it or its own."""
+        self.payer: RequestState = self
+        """Whose kept blocks it takes."""
+        self.group: BeamGroup | None = None
+        """The beams that it is one of."""
         self.load_step_id = -1
         """The last step whose plan copies into its blocks."""
         self.swapped: Swapped | None = None
@@ -129,12 +141,18 @@ class RequestState:
         self.constraint: Constraint | None = None
         """What limits its next token, besides its parameters."""
         self.awaits_mask = False
-        """True while a step computes it whose sampling is deferred: it cannot be scheduled again before."""
+        """True while a step computes it whose sampling is deferred, or chooses among beams: it cannot be scheduled
+        again before."""
 
     @property
     def request_id(self) -> str:
         """The caller's name for it."""
         return self.request.request_id
+
+    @property
+    def num_rows(self) -> int:
+        """Places in the batch that it takes, beams included."""
+        return self.request.params.num_rows
 
     @property
     def is_finished(self) -> bool:

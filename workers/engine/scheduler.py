@@ -8,18 +8,23 @@ join once they are there; others compute meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
+from workers.engine.admission import most_blocks
+from workers.engine.batch_rows import BatchRows
+from workers.engine.beam_group import BeamGroup
+from workers.engine.beam_search import Step
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.draft import Draft, LaunchedStep
 from workers.engine.errors import OutOfBlocks
-from workers.engine.kv_cache import KVCache, Prefix
-from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
+from workers.engine.kv_cache import KVCache, Prefix, can_fork
+from workers.engine.plan import LateMasks, StepPlan, StepResult
 from workers.engine.preemption import choose_victim, prefers_swap
 from workers.engine.request_queue import RequestQueue
 from workers.engine.request_state import NO_ROW, RequestState, Status
+from workers.engine.waiting_work import WaitingWork
 
 _NO_BLOCKS: list[int] = []
 
@@ -32,13 +37,10 @@ class Scheduler:
         self._cache = KVCache(config)
         self._waiting = RequestQueue()
         self._loading = RequestQueue()
-        self._running = RequestQueue()
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._rows = BatchRows(config.max_num_seqs, self._cache)
+        self._running = self._rows.running
+        self._work = WaitingWork(self._cache, config.block_size, config.enable_prefix_caching)
         self._next_step_id = 0
-        self.num_waiting_tokens = 0
-        """Tokens that waiting requests will have to compute, as far as can be told."""
-        self._claimed: set[bytes] = set()
-        """Blocks that waiting requests will compute: later ones with the same beginning will find them."""
         self.num_preemptions = 0
         self.num_swap_preemptions = 0
         """Of ``num_preemptions``, by swapping out."""
@@ -69,26 +71,33 @@ class Scheduler:
         """Requests with a row."""
         return self._running
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that waiting requests will have to compute, as far as can be told."""
+        return self._work.num_tokens
+
     def enqueue(self, request: RequestState) -> None:
-        """Let a request wait for its turn."""
-        num_known = len(request.token_ids) + request.num_in_flight
-        num_cached = self._cache.find_prefix(request).num_tokens
-        request.num_uncached_estimate = num_known - num_cached - self._claim(request, num_cached)
-        self.num_waiting_tokens += request.num_uncached_estimate
+        """Let a request wait for its turn; the leader of a search waits for all its beams."""
+        self._work.add(request)
         request.status = Status.WAITING
         self._waiting.add(request)
 
     def dismiss(self, request: RequestState) -> None:
-        """Take out a request that has ended; its blocks are free once no launched step touches them."""
+        """Take out a request, or a search, that has ended; blocks are free once no launched step touches them."""
         if request.status is Status.RUNNING:
-            self._leave_batch(request)
+            self._rows.leave(request)
         elif request.status is Status.LOADING:
             self._loading.remove(request)
             self._cache.retire(request)
         elif request.status is Status.WAITING:
             self._leave_waiting(request)
         self._cache.drop_swapped(request)
-        request.status = Status.FINISHED
+        for one in request.group.members if request.group is not None else [request]:
+            one.status = Status.FINISHED
+
+    def rearrange(self, group: BeamGroup, before: Sequence[RequestState], steps: Sequence[Step]) -> None:
+        """Let the beams of a search go on as it has chosen."""
+        self._rows.rearrange(group, before, steps)
 
     def schedule(
         self, now_s: float, cost: CostModel, late_masks: LateMasks | None = None
@@ -99,6 +108,7 @@ class Scheduler:
             self._make_way(draft)
         begun = self._schedule_decodes(draft)
         self._schedule_prefills(draft, begun)
+        self._spread_beams(draft)
         self._enter_loaded(draft, now_s)
         self._admit(draft, now_s)
         host = self._cache.host
@@ -109,7 +119,11 @@ class Scheduler:
         if draft.is_empty and not swap_out and not swap_in and late_masks is None:
             return None
         self._next_step_id += 1
-        return draft.finish(swap_out, swap_in, host.copied, late_masks)
+        for group in self._rows.groups:
+            group.hold()
+        branches = [] if draft.is_empty else self._rows.take_branches()
+        tail_copies = self._cache.take_tail_copies(draft.step_id)
+        return draft.finish(swap_out, swap_in, host.copied, late_masks, branches, tail_copies)
 
     def await_copies(self, cost: CostModel) -> tuple[StepPlan, LaunchedStep] | None:
         """A plan without rows, whose result comes when all copies are done; None if they are."""
@@ -130,13 +144,10 @@ class Scheduler:
     def check(self) -> None:
         """Raise ``AssertionError`` if queues, rows and blocks do not agree."""
         self._waiting.check()
-        self._running.check()
+        self._rows.check(self._config.max_num_seqs)
         self._loading.check()
         self._cache.check(self._requests())
-        rows = [request.row for request in self._running] + self._free_rows
-        assert sorted(rows) == list(range(self._config.max_num_seqs)), "a row is lost or taken twice"
-        num_waiting_tokens = sum(request.num_uncached_estimate for request in self._waiting)
-        assert num_waiting_tokens == self.num_waiting_tokens, "waiting tokens are miscounted"
+        self._work.check(self._waiting)
         for request in self._waiting:
             assert request.status is Status.WAITING, (
                 f"request {request.request_id} waits but is {request.status}"
@@ -149,15 +160,7 @@ class Scheduler:
             )
             assert request.row == NO_ROW, f"request {request.request_id} loads but has a row"
             assert request.block_ids, f"request {request.request_id} loads into nothing"
-        claims = [block_hash for request in self._waiting for block_hash in request.claims]
-        assert len(claims) == len(set(claims)), "a block is claimed twice"
-        assert set(claims) == self._claimed, "claimed blocks are miscounted"
-        assert len(self._loading) <= len(self._free_rows), "more requests load than there are rows"
-        for request in self._running:
-            assert request.status is Status.RUNNING, (
-                f"request {request.request_id} runs but is {request.status}"
-            )
-            assert request.num_lag >= 1, f"request {request.request_id} computed tokens that do not exist"
+        assert self._num_free_rows >= 0, "more requests load than there are rows"
 
     # Running requests
 
@@ -210,7 +213,7 @@ class Scheduler:
     def _schedule_prefills(self, draft: Draft, begun: list[RequestState]) -> None:
         """Go on with prompts that were admitted in earlier steps."""
         for request in begun:
-            if request.status is not Status.RUNNING:
+            if request.status is not Status.RUNNING or request.awaits_mask:
                 continue
             if draft.budget:
                 num_tokens = min(request.num_lag, draft.budget)
@@ -242,14 +245,22 @@ class Scheduler:
         return True
 
     def _preempt(self, request: RequestState, draft: Draft) -> None:
-        """Take row and blocks; tokens stay, one in flight included. What is computed moves to the host or is lost."""
+        """Take row and blocks; tokens stay, one in flight included. What is computed moves to the host or is lost.
+
+        Of a search all beams go, and what they have not chosen from yet is computed again.
+        """
+        group = request.group
+        if group is not None:
+            request = group.leader
+            for member in group.members[1:]:
+                member.num_preemptions += 1
         host = self._cache.host
-        if host.num_blocks and self._config.preemption_mode != "recompute":
+        if group is None and host.num_blocks and self._config.preemption_mode != "recompute":
             swap = self._cache.plan_swap_out(request)
             if swap is not None and prefers_swap(request, swap, host.num_copies, draft.cost, self._config):
                 self._cache.swap_out(request, swap, draft.step_id)
                 self.num_swap_preemptions += 1
-        self._leave_batch(request)
+        self._rows.leave(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.enqueue(request)
@@ -259,6 +270,26 @@ class Scheduler:
         self._loading.remove(request)
         self._cache.retire(request)
         self.enqueue(request)
+
+    def _spread_beams(self, draft: Draft) -> None:
+        """Let beams of preempted searches go on: they share what they have in common with their leader's tokens."""
+        for group in self._rows.groups:
+            leader = group.leader
+            if leader.num_computed < len(leader.token_ids):
+                continue
+            for beam in group.beams[1:]:
+                if beam.status is not Status.HELD:
+                    continue
+                if not draft.budget:
+                    return
+                self._cache.share(leader, beam, group.num_common_tokens)
+                num_tokens = min(beam.num_lag, draft.budget)
+                if self._grow(beam, beam.num_computed + num_tokens, draft) is None:
+                    self._cache.retire(beam)
+                    break
+                self._rows.join(draft, beam)
+                self._put(draft, beam, num_tokens, beam.block_ids.copy())
+                draft.num_promised_blocks += self._num_owed_blocks(beam)
 
     def _recompute(self, corrupt_blocks: set[int]) -> None:
         """Let requests that wait for copies gone wrong start without them: none has computed with one yet."""
@@ -276,8 +307,9 @@ class Scheduler:
         if request.num_in_flight or last.turn[0] <= request.turn[0]:
             return
         prefix = self._cache.find_prefix(request)
-        has_room = self._cache.can_adopt(prefix, len(request.token_ids), self._config.num_watermark_blocks)
-        if has_room and len(self._free_rows) > len(self._loading):
+        num_blocks = self._cache.blocks_for(len(request.token_ids))
+        has_room = self._cache.can_adopt(prefix, num_blocks, self._config.num_watermark_blocks)
+        if has_room and self._num_free_rows >= request.num_rows:
             return
         victim = choose_victim(reversed(self._running), request, draft.step_id, self._config)
         if victim is not None and victim.turn[0] > request.turn[0]:
@@ -303,28 +335,31 @@ class Scheduler:
         begun seldom runs dry half way. One preempted as often as may be gets all blocks that it can ever need.
         """
         cache = self._cache
-        while (
-            self._waiting
-            and len(self._free_rows) > len(self._loading)
-            and draft.budget
-            and not draft.is_starved
-        ):
+        while self._waiting and not draft.is_starved:
             request = self._waiting.first
-            if request.num_in_flight:
-                return  # preempted a step ago: which token it sampled is told by the next result
+            if self._num_free_rows < request.num_rows or self._num_in_flight(request):
+                return  # in flight: preempted a step ago, which token it sampled is told by the next result
+            if self._fork(draft, request, now_s):
+                continue
+            if not draft.budget:
+                return
             is_alone = not self._running and not self._loading
             num_spare = draft.num_promised_blocks + (0 if is_alone else self._config.num_watermark_blocks)
             is_last_time = request.num_preemptions >= self._config.max_preemptions
             prefix = self._worth_loading(request, cache.find_prefix(request), draft.cost)
             if prefix.host and not cache.can_swap_in(request):
                 return
-            num_tokens = request.max_len - 1 if is_last_time else len(request.token_ids)
-            if not cache.can_adopt(prefix, num_tokens, num_spare):
+            num_blocks = (
+                most_blocks(request.request, self._config)
+                if is_last_time
+                else cache.blocks_for(len(request.token_ids))
+            )
+            if not cache.can_adopt(prefix, num_blocks, num_spare):
                 return
             self._leave_waiting(request)
             cache.adopt(request, prefix, draft.step_id)
             if is_last_time:
-                cache.reserve(request, num_tokens)
+                cache.reserve(request, num_blocks)
             if not request.num_preemptions:
                 request.num_host_cached_tokens = (
                     request.num_computed - len(prefix.device) * self._config.block_size
@@ -340,6 +375,26 @@ class Scheduler:
             cache.extend(request, request.num_computed + num_tokens)
             self._put(draft, request, num_tokens, request.block_ids.copy())
             draft.num_promised_blocks += self._num_owed_blocks(request)
+
+    def _fork(self, draft: Draft, request: RequestState, now_s: float) -> bool:
+        """Let a request share all blocks of one with the same tokens that this step computes; False if there is none.
+
+        It samples beside that one and needs a block of its own only when it writes: then the last one is copied.
+        """
+        source = draft.source_for(request)
+        if source is None or not can_fork(request) or self._config.max_preemptions == 0:
+            return False  # where none may be preempted, each gets all its blocks beforehand
+        num_spare = draft.num_promised_blocks + self._config.num_watermark_blocks
+        if self._cache.num_unpromised_blocks <= num_spare:
+            return False
+        self._leave_waiting(request)
+        block_ids = self._cache.fork(source, request)
+        self._enter_batch(draft, request, now_s)
+        draft.put_fork(source, request, block_ids)
+        draft.num_promised_blocks += 1
+        request.last_step_id = draft.step_id
+        request.num_in_flight += 1
+        return True
 
     def _worth_loading(self, request: RequestState, prefix: Prefix, cost: CostModel) -> Prefix:
         """The prefix, without its host part where computing that takes less time than copying it.
@@ -359,9 +414,7 @@ class Scheduler:
     def _put(self, draft: Draft, request: RequestState, num_tokens: int, new_block_ids: list[int]) -> None:
         """Write one request into the draft."""
         samples = num_tokens == request.num_lag
-        columns = draft.decodes if samples and num_tokens == 1 else draft.prefills
-        columns.put(request, num_tokens, samples, new_block_ids)
-        draft.budget -= num_tokens
+        draft.put(request, num_tokens, samples, new_block_ids)
         request.num_computed += num_tokens
         request.last_step_id = draft.step_id
         if samples:
@@ -375,19 +428,8 @@ class Scheduler:
     # Coming and going
 
     def _enter_batch(self, draft: Draft, request: RequestState, now_s: float) -> None:
-        """Give a row to a request that has its first blocks."""
-        request.row = self._free_rows.pop()
-        request.status = Status.RUNNING
-        request.num_known_at_start = len(request.token_ids)
-        self._running.add(request)
-        draft.new_rows.append(
-            NewRow(
-                request.row,
-                request.token_ids.copy(),
-                request.num_prompt_tokens,
-                request.request.params.for_ranks,
-            )
-        )
+        """Give a row to a request that has its first blocks, and to the leader of a search all rows of it."""
+        self._rows.enter(draft, request)
         if request.waited_s is None:
             request.waited_s = now_s - request.queued_s
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
@@ -395,29 +437,17 @@ class Scheduler:
             self.num_cached_tokens += request.num_cached_tokens
             self.num_host_cached_tokens += request.num_host_cached_tokens
 
-    def _leave_batch(self, request: RequestState) -> None:
-        self._running.remove(request)
-        self._cache.retire(request)
-        self._free_rows.append(request.row)
-        request.row = NO_ROW
-
     def _leave_waiting(self, request: RequestState) -> None:
         self._waiting.remove(request)
-        self.num_waiting_tokens -= request.num_uncached_estimate
-        self._claimed.difference_update(request.claims)
-        request.claims = []
+        self._work.remove(request)
 
-    def _claim(self, request: RequestState, num_cached: int) -> int:
-        """Note the blocks that the request will be the first to compute; return tokens that others claim before it."""
-        if not self._config.enable_prefix_caching:
-            return 0
-        hashes = self._cache.uncached_hashes(request, num_cached)
-        num_claimed = sum(1 for _ in takewhile(self._claimed.__contains__, hashes))
-        request.claims = [
-            block_hash for block_hash in hashes[num_claimed:] if block_hash not in self._claimed
-        ]
-        self._claimed.update(request.claims)
-        return num_claimed * self._config.block_size
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that are not kept for requests whose blocks are on their way."""
+        return self._rows.num_free - sum(request.num_rows for request in self._loading)
+
+    def _num_in_flight(self, request: RequestState) -> int:
+        return request.num_in_flight if request.group is None else request.group.num_in_flight
 
     def _requests(self) -> Iterator[RequestState]:
         yield from self._running

@@ -5,6 +5,7 @@ Both live on the device. The rank itself writes sampled tokens, so a row's newes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
-from workers.engine.plan import NewRow, StepPlan
+from workers.engine.plan import Branch, NewRow, StepPlan
 from workers.model.prefill_work import TILE_FIELDS, cut_queries
 from workers.model.step_inputs import StepInputs
 
@@ -34,12 +35,28 @@ class Batch:
         """The tables as the host knows them: where prefixes are shared is found here."""
         self._num_blocks = [0] * max_num_seqs
 
+    def branch(self, branches: Sequence[Branch]) -> None:
+        """Let rows go on from others as all of these were before, each with a token of its own."""
+        rows, sources, ends, token_ids = self._to_device(
+            [[one.row, one.source, one.num_tokens, one.token_id] for one in branches]
+        ).T
+        self.token_ids[rows] = self.token_ids[sources]
+        self.token_ids[rows, ends] = token_ids.to(torch.int32)
+        self.block_tables[rows] = self.block_tables[sources]
+        self.host_block_tables[[one.row for one in branches]] = self.host_block_tables[
+            [one.source for one in branches]
+        ]
+        for one in branches:
+            self._num_blocks[one.row] = one.num_blocks
+
     def apply(self, plan: StepPlan) -> None:
         """Take in the plan's new rows and new blocks."""
         for new in plan.new_rows:
             self._enter(new)
         places: list[tuple[int, int, int]] = []
-        for row, block_ids in zip(plan.rows, plan.new_block_ids, strict=True):
+        tables = [*zip(plan.rows, plan.new_block_ids, strict=True)]
+        tables += [(fork.row, fork.block_ids) for fork in plan.forks]
+        for row, block_ids in tables:
             first = self._num_blocks[row]
             places.extend((row, first + index, block_id) for index, block_id in enumerate(block_ids))
             self._num_blocks[row] = first + len(block_ids)
@@ -82,6 +99,7 @@ class Batch:
         context_lens = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
         token_starts = [0, *accumulate(plan.num_tokens)]
         sample_tokens = [token_starts[i + 1] - 1 for i in range(num_rows) if plan.samples[i]]
+        sample_tokens += [token_starts[plan.rows.index(fork.source) + 1] - 1 for fork in plan.forks]
         num_tokens = token_starts[-1]
         counts = np.array(plan.num_tokens)
         base = num_decodes if decode_work is None else 0

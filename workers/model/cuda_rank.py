@@ -177,6 +177,7 @@ class CudaRank(Rank):
         started.record()
         if not plan.rows:  # it was there for its masks or copies alone
             return self._finish(plan, started, [], [], self._buffers.logits)
+        self._share(plan)
         for new in plan.new_rows:
             self._is_plain[new.row] = is_plain(new.params)
         self._sampler.enter(plan.new_rows)
@@ -186,12 +187,22 @@ class CudaRank(Rank):
         is_decode = (
             self._graphs is not None
             and all(plan.samples)
+            and not plan.forks
             and max(plan.num_tokens) == 1
             and not self._pooler.wants(plan)
             and not self._scorer.wants(plan)
         )
         run = self._run_decode if is_decode else self._run_mixed
         return run(plan, started)
+
+    def _share(self, plan: StepPlan) -> None:
+        """See ``Rank``."""
+        super()._share(plan)
+        if plan.branches:
+            self._buffers.branch(plan.branches)
+            before = self._is_plain.copy()
+            for one in plan.branches:
+                self._is_plain[one.row] = before[one.source]
 
     def _run_decode(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
         assert self._graphs is not None, "graphs are captured before the first decode"
@@ -207,9 +218,9 @@ class CudaRank(Rank):
         assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
         num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
-        sampled = [i for i, is_last in enumerate(plan.samples) if is_last]
-        rows = [plan.rows[i] for i in sampled]
-        last_positions = [plan.starts[i] + plan.num_tokens[i] - 1 for i in sampled]
+        sampled = plan.sampled_positions
+        rows = [row for row, _ in sampled]
+        last_positions = [position - 1 for _, position in sampled]
         # A lone last token of a long prompt's chunk need not be sampled: then the tables do.
         is_cut = all(plan.samples[:num_decodes])
         no_blocks = [_NO_BLOCK] * len(rows)

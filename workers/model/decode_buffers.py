@@ -14,7 +14,7 @@ from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWo
 from kernels.decode_prepare import DecodeColumns
 from kernels.draw import DrawParams, draw_scratch_len
 from kernels.shared_prefix_attention import SHARED_FIELDS, SharedWork, members_a_piece
-from workers.engine.plan import NewRow
+from workers.engine.plan import Branch, NewRow
 from workers.model.attention_work import TILE, cut_contexts
 from workers.model.batch import Batch
 from workers.model.shared_prefixes import MAX_PIECES, SharedCut, SharedPrefixes
@@ -164,6 +164,15 @@ class DecodeBuffers:
             (self.params.choices, [one.choice_index for one in params]),
         ):
             tensor[rows] = _upload(values, tensor.dtype, tensor.device)
+
+    def branch(self, branches: Sequence[Branch]) -> None:
+        """Take over the sampling parameters of the rows that others go on from."""
+        self._prefixes.forget()
+        device = self.hidden.device
+        rows = _upload([one.row for one in branches], torch.int64, device)
+        sources = _upload([one.source for one in branches], torch.int64, device)
+        for tensor in (self.params.temperatures, self.params.seeds, self.params.choices):
+            tensor[rows] = tensor[sources]
 
     def _stage_cut(self, staged: NDArray[np.int32]) -> int:
         """Write pieces into pinned memory; return where those of the rows' own contexts end."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.block_copy import copy_blocks
 from kernels.paged_decode_attention import SPLIT_TOKENS
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.quantization import choose_quantization
@@ -36,6 +37,8 @@ from workers.model.tensor_source import open_source
 
 _PADDED_ROWS = 4
 """Rows to which a smaller step is padded on a CPU if that is faster: oneDNN's product of 4 rows can beat that of 1."""
+_TAIL_COPY_PROGRAMS = 132
+"""One a multiprocessor of an H200: the step waits for these copies."""
 _PADDING_TRIALS = 5
 """Passes of which the fastest counts: others may use the machine meanwhile."""
 
@@ -240,6 +243,7 @@ class Rank:
         started_s = time.perf_counter()
         if not plan.rows:  # it was there for its masks or copies alone
             return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None, None)
+        self._share(plan)
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
@@ -249,12 +253,7 @@ class Rank:
         pooled = self._pool(plan, attended, residual)
         scored = self._score(plan, attended, residual)
         logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
-        scheduled = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
-        rows = [
-            self._sampler.sampled_row(row, start + count)
-            for row, start, count, is_last in scheduled
-            if is_last
-        ]
+        rows = [self._sampler.sampled_row(row, position) for row, position in plan.sampled_positions]
         token_ids = torch.empty(0, dtype=torch.int64, device=self.device)
         logprobs = None
         if rows:
@@ -267,6 +266,18 @@ class Rank:
             self._group.broadcast(token_ids)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
         return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, scored, None))
+
+    def _share(self, plan: StepPlan) -> None:
+        """Let beams go on from each other's rows, and copy blocks that are shared no longer."""
+        assert self._kv_cache is not None, "memory is allocated before the first step"
+        if plan.branches:
+            self._batch.branch(plan.branches)
+            self._sampler.branch(plan.branches)
+        if plan.tail_copies:
+            pairs = torch.tensor([(copy.source, copy.target) for copy in plan.tail_copies], dtype=torch.int32)
+            if self.device.type != "cpu":
+                pairs = pairs.pin_memory().to(self.device, non_blocking=True)
+            copy_blocks(self._kv_cache, self._kv_cache, pairs, _TAIL_COPY_PROGRAMS)
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams
 from kernels.sampler import log_probabilities, sample
-from workers.engine.plan import NewRow, TokenLogprobs
+from workers.engine.plan import Branch, NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
 
@@ -62,6 +62,12 @@ class RowSampler:
         """Take in the parameters of new rows."""
         for new in new_rows:
             self._rows[new.row] = new
+
+    def branch(self, branches: Sequence[Branch]) -> None:
+        """Take over the parameters of the rows that others go on from."""
+        before = self._rows.copy()
+        for one in branches:
+            self._rows[one.row] = before[one.source]
 
     def sampled_row(self, row: int, position: int) -> SampledRow:
         """Describe the sampling of ``row``'s token at ``position``."""

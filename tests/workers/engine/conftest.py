@@ -12,10 +12,10 @@ import pytest
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import GrammarFailed, Matcher
 from workers.engine.engine import Engine
-from workers.engine.outputs import TokenOutput
+from workers.engine.outputs import BeamOutput, TokenOutput
 from workers.engine.plan import StepPlan
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
-from workers.scripted_rank import ScriptedRank, generate
+from workers.scripted_rank import ScriptedRank, generate, search
 
 VOCAB_SIZE = 1000
 
@@ -68,6 +68,7 @@ class Bench:
     now_s: float = 0.0
     token_ids: dict[str, list[int]] = field(default_factory=dict)
     finish_reasons: dict[str, FinishReason] = field(default_factory=dict)
+    beams: dict[str, list[BeamOutput]] = field(default_factory=dict)
     outputs: list[TokenOutput] = field(default_factory=list)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
     _names: Iterator[int] = field(default_factory=count)
@@ -129,13 +130,26 @@ class Bench:
     def assert_all_as_expected(self) -> None:
         """Every request has yielded the tokens and the end that the pure function gives."""
         for request_id in self.requests:
+            self.assert_as_expected(request_id)
+
+    def assert_as_expected(self, request_id: str) -> None:
+        """The request has yielded what the pure function gives: its tokens and end, or its beams and their scores."""
+        request = self.requests[request_id]
+        if request.params.beams is None:
             assert (self.token_ids[request_id], self.finish_reasons[request_id]) == self.expected(request_id)
+            return
+        found = self.beams[request_id]
+        expected = search(request, self.engine.config, VOCAB_SIZE)
+        assert [beam.token_ids for beam in found] == [tokens for tokens, _ in expected]
+        assert [beam.score for beam in found] == pytest.approx([score for _, score in expected])
 
     def _take(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
             assert output.request_id not in self.finish_reasons, "a request speaks after its end"
             self.outputs.append(output)
             self.token_ids[output.request_id] += output.token_ids
+            if output.beams is not None:
+                self.beams[output.request_id] = output.beams
             if output.finish_reason is not None:
                 self.finish_reasons[output.request_id] = output.finish_reason
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from workers.engine.block_hash import hash_blocks
 from workers.engine.cache_log import DEVICE, HOST
-from workers.engine.errors import PromptTooLong
-from workers.engine.request import FinishReason
+from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.request import BeamParams, FinishReason
 
 EOS = 7
 
@@ -30,7 +30,19 @@ class Wish:
     num_earlier: int
     priority: int
     is_hashed: bool
-    params: dict[str, Any]
+    num_choices: int
+    beam_width: int
+    sampling: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A beam search takes no other limits of its output."""
+        if not self.beam_width:
+            return self.sampling
+        others = {
+            key: self.sampling[key] for key in ("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")
+        }
+        return {**others, "beams": BeamParams(self.beam_width, 0.7, early_stopping=None)}
 
     @property
     def prompt(self) -> list[int]:
@@ -44,7 +56,9 @@ wishes = st.builds(
     num_earlier=st.sampled_from([0, 0, 0, 1, 5]),
     priority=st.integers(0, 2),
     is_hashed=st.booleans(),
-    params=st.fixed_dictionaries(
+    num_choices=st.sampled_from([1, 1, 2, 4]),
+    beam_width=st.sampled_from([0, 0, 0, 1, 2, 3]),
+    sampling=st.fixed_dictionaries(
         {
             "max_tokens": st.integers(1, 14),
             "min_tokens": st.integers(0, 5),
@@ -129,23 +143,28 @@ def check_any_schedule(
         if pending:
             wish = pending.pop()
             # Tokens that an engine elsewhere would have generated, as far as it got.
-            num_earlier = 0 if wish.params["grammar"] else wish.num_earlier
+            num_earlier = 0 if wish.sampling["grammar"] or wish.beam_width else wish.num_earlier
             earlier = [3] * min(num_earlier, config["max_model_len"] - wish.prompt_len)
             hashes = hash_blocks([*wish.prompt, *earlier], config["block_size"], engine.config.hash_root)
+            num_rows = max(wish.beam_width, 1)
             try:
-                bench.add(
-                    wish.prompt,
-                    output_token_ids=earlier,
-                    priority=wish.priority,
-                    block_hashes=hashes if wish.is_hashed else [],
-                    **wish.params,
-                )
+                for choice_index in range(1 if wish.beam_width else wish.num_choices):
+                    bench.add(
+                        wish.prompt,
+                        output_token_ids=earlier,
+                        priority=wish.priority,
+                        block_hashes=hashes if wish.is_hashed else [],
+                        choice_index=choice_index,
+                        **wish.params,
+                    )
             except PromptTooLong:
                 assert (
                     wish.prompt_len >= config["max_model_len"]
-                    or wish.prompt_len + wish.params["max_tokens"]
+                    or (wish.prompt_len + wish.params["max_tokens"] + config["block_size"]) * num_rows
                     > config["num_blocks"] * config["block_size"]
                 )
+            except InvalidRequest:
+                assert wish.beam_width > config["max_num_seqs"]
 
     def listen() -> None:
         nonlocal next_sequence
@@ -185,13 +204,14 @@ def check_any_schedule(
     listen()
 
     for request_id in bench.requests:
-        token_ids, finish_reason = bench.expected(request_id)
         if request_id in aborted:
             assert request_id not in bench.finish_reasons
+            if bench.requests[request_id].params.beams is not None:
+                continue
+            token_ids, _ = bench.expected(request_id)
             assert token_ids[: len(bench.token_ids[request_id])] == bench.token_ids[request_id]
         else:
-            assert bench.token_ids[request_id] == token_ids
-            assert bench.finish_reasons[request_id] is finish_reason
+            bench.assert_as_expected(request_id)
     load = engine.load()
     assert load.num_free_blocks == load.num_blocks
     assert load.num_free_host_blocks == load.num_host_blocks
@@ -210,7 +230,12 @@ def check_crowd(
 ) -> None:
     bench = make_bench(**config)
     for prompt_len, priority in prompts:
-        bench.add(prompt_len, max_tokens=12, seed=seed, priority=priority)
+        kind = (prompt_len + seed) % 4
+        if kind == 3 and 2 * (prompt_len + 12) <= 2 * config["num_blocks"]:
+            bench.add(prompt_len, max_tokens=12, beams=BeamParams(2, early_stopping=None), priority=priority)
+        prompt = [seed, *range(prompt_len)]
+        for choice_index in range(1 + (kind == 2)):
+            bench.add(prompt, max_tokens=12, seed=seed, choice_index=choice_index, priority=priority)
 
     for num_plans, num_results in turns:
         for _ in range(num_plans):
@@ -226,6 +251,8 @@ def check_crowd(
     assert max(output.num_preemptions for output in bench.outputs) <= config["max_preemptions"]
     event(f"preemptions: {min(load.num_preemptions, 5)}")
     event(f"swapped out and back: {min(load.num_swap_preemptions, 5)}")
+    event(f"blocks shared: {min(load.num_forked_blocks, 5)}")
+    event(f"shared blocks copied: {min(load.num_tail_copies, 5)}")
 
 
 @any_schedule

@@ -1,0 +1,56 @@
+"""What waiting requests will have to compute, as far as can be told: blocks that several want count once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+from workers.engine.kv_cache import KVCache
+from workers.engine.request_state import RequestState
+
+
+class WaitingWork:
+    """Tokens that waiting requests lack, and which of them is the first to compute which block."""
+
+    def __init__(self, cache: KVCache, block_size: int, caches_prefixes: bool) -> None:
+        self._cache = cache
+        self._block_size = block_size
+        self._caches_prefixes = caches_prefixes
+        self._claimed: set[bytes] = set()
+        """Blocks that waiting requests will compute: later ones with the same beginning will find them."""
+        self.num_tokens = 0
+
+    def add(self, request: RequestState) -> None:
+        """Count a request that begins to wait."""
+        num_known = len(request.token_ids) + request.num_in_flight
+        num_cached = self._cache.find_prefix(request).num_tokens
+        request.num_uncached_estimate = num_known - num_cached - self._claim(request, num_cached)
+        self.num_tokens += request.num_uncached_estimate
+
+    def remove(self, request: RequestState) -> None:
+        """Count a request no longer."""
+        self.num_tokens -= request.num_uncached_estimate
+        self._claimed.difference_update(request.claims)
+        request.claims = []
+
+    def check(self, waiting: Iterable[RequestState]) -> None:
+        """Raise ``AssertionError`` if the counts are not those of ``waiting``."""
+        requests = list(waiting)
+        assert sum(request.num_uncached_estimate for request in requests) == self.num_tokens, (
+            "waiting tokens are miscounted"
+        )
+        claims = [block_hash for request in requests for block_hash in request.claims]
+        assert len(claims) == len(set(claims)), "a block is claimed twice"
+        assert set(claims) == self._claimed, "claimed blocks are miscounted"
+
+    def _claim(self, request: RequestState, num_cached: int) -> int:
+        """Note the blocks that the request will be the first to compute; return tokens that others claim before it."""
+        if not self._caches_prefixes:
+            return 0
+        hashes = self._cache.uncached_hashes(request, num_cached)
+        num_claimed = sum(1 for _ in takewhile(self._claimed.__contains__, hashes))
+        request.claims = [
+            block_hash for block_hash in hashes[num_claimed:] if block_hash not in self._claimed
+        ]
+        self._claimed.update(request.claims)
+        return num_claimed * self._block_size
