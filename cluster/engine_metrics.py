@@ -62,6 +62,10 @@ GAUGES: dict[str, tuple[str, Read]] = {
         "Cost model: one block between device and host",
         lambda load: load.cost.copy_block_s,
     ),
+    "shoal_replica_step_error_ratio": (
+        "Cost model: median error of its predictions for the last hundred steps, relative to what they took",
+        lambda load: load.step_error_p50,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Read]] = {
     "shoal_replica_steps": ("Engine steps", lambda load: load.num_steps),
@@ -81,6 +85,14 @@ COUNTERS: dict[str, tuple[str, Read]] = {
     "shoal_replica_corrupt_blocks": (
         "Copies from the host that did not find what was copied there",
         lambda load: load.num_corrupt_blocks,
+    ),
+    "shoal_replica_forked_blocks": (
+        "Blocks that choices and beams shared by forking instead of each computing its own",
+        lambda load: load.num_forked_blocks,
+    ),
+    "shoal_replica_tail_copies": (
+        "Shared blocks copied before one of those that shared them wrote to it",
+        lambda load: load.num_tail_copies,
     ),
     "shoal_replica_host_cached_prompt_tokens": (
         "Prompt tokens brought back from the host",

@@ -16,6 +16,8 @@ _INERTIA = 0.02
 """Weight, beside a step's 1, of staying where a coefficient is: those that the last steps did not use stay."""
 _SWEEPS = 2
 """Passes over the coefficients a step; a step changes little, and the next goes on from there."""
+_ERRORS_BETWEEN = 10
+"""Steps between two looks at the median error: sorting takes a few us, and everyone is told after every step."""
 _COPY_RATE = 0.2
 """Share by which one batch of copies moves their price."""
 
@@ -106,6 +108,8 @@ class CostFit:
         self._importance = 1.0
         """Of the last step in the sums."""
         self._errors: deque[float] = deque(maxlen=100)
+        self._num_errors = 0
+        self._step_error_p50 = 0.0
         # The start counts as one typical step, so that the first one measured does not decide alone.
         typical = StepWork(num_decodes=16)
         self._note(self._parts(typical), cost.step_s(typical.num_decodes))
@@ -117,8 +121,8 @@ class CostFit:
 
     @property
     def step_error_p50(self) -> float:
-        """Median error of the predictions for the last hundred steps, relative to what they took."""
-        return sorted(self._errors)[len(self._errors) // 2] if self._errors else 0.0
+        """Median error of the predictions for about the last hundred steps, relative to what they took."""
+        return self._step_error_p50
 
     def observe_step(self, elapsed_s: float, work: StepWork) -> None:
         """Learn from one step; one without time or work says nothing."""
@@ -127,6 +131,9 @@ class CostFit:
         weights, parts = self._weights, self._parts(work)
         predicted_s = sum(weights[index] * part for index, part in parts)
         self._errors.append(abs(predicted_s - elapsed_s) / elapsed_s)
+        self._num_errors += 1
+        if self._num_errors % _ERRORS_BETWEEN == 1:
+            self._step_error_p50 = sorted(self._errors)[len(self._errors) // 2]
         self._note(parts, elapsed_s)
         products, targets = self._products, self._targets
         inertia = _INERTIA * self._importance / elapsed_s**2

@@ -256,6 +256,7 @@ class Engine:
             num_host_cached_tokens=scheduler.num_host_cached_tokens,
             num_forked_blocks=cache.num_forked_blocks,
             num_tail_copies=cache.num_tail_copies,
+            step_error_p50=self.step_error_p50,
         )
 
     def drain_cache_events(self) -> CacheEvents | None:

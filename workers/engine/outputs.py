@@ -95,6 +95,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Since start: blocks that choices and beams have shared by forking, where each would have computed its own."""
     num_tail_copies: int = 0
     """Since start: shared blocks that were copied since one of those that share them wrote to it."""
+    step_error_p50: float = 0.0
+    """Median error of the cost model over the last hundred steps, relative to what they took."""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
