@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.placement.candidate import Ranked
-from router.telemetry.step_log import StepLog
 
 if TYPE_CHECKING:
     from router.generation import Choice, Generation
@@ -39,15 +38,29 @@ class Course:
     num_host_cached_tokens: int = 0
     num_preemptions: int = 0
     """At the last replica."""
-    steps: StepLog | None = None
-    """Of a request that is traced; None: nobody wants to know."""
 
 
-def explanation(generation: Generation, request_id: str, max_candidates: int | None = None) -> dict[str, Any]:
-    """All that is known of a generation, which may still run; of each placement's candidates, the best."""
+def explanation(
+    generation: Generation,
+    request_id: str,
+    max_candidates: int | None = None,
+    max_choices: int | None = None,
+) -> dict[str, Any]:
+    """All that is known of a generation, which may still run.
+
+    Args:
+        generation: what is explained.
+        request_id: of the HTTP request.
+        max_candidates: told of each placement, the best; None: all.
+        max_choices: told, the first; None: all.
+    """
     return {
         "request_id": request_id,
-        "choices": [_choice(choice, generation.arrival_s, max_candidates) for choice in generation.choices],
+        "num_choices": len(generation.choices),
+        "choices": [
+            _choice(choice, generation.arrival_s, max_candidates)
+            for choice in generation.choices[:max_choices]
+        ],
     }
 
 

@@ -52,11 +52,12 @@ async def test_a_request_is_told_to_its_own_key_alone(make_edge) -> None:
     keys = KeyRing([Tenant("a", digest_of("sk-a")), Tenant("b", digest_of("sk-b"))])
     edge = await make_edge(ScriptedReplica(), keys=keys)
     a, b = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
-    request_id = (await ask(edge, a)).json()["id"]
+    ids = [(await ask(edge, {**one, "x-request-id": "same"})).json()["id"] for one in (a, b)]
 
-    assert (await about(edge, request_id, a)).status_code == 200
-    assert (await about(edge, request_id, b)).status_code == 404
-    assert (await about(edge, request_id)).status_code == 401
+    assert (await about(edge, ids[0], a)).status_code == 200
+    assert (await about(edge, ids[0], b)).status_code == 404
+    assert (await about(edge, ids[0])).status_code == 401
+    assert [(await about(edge, "same", one)).json()["id"] for one in (a, b)] == ids
 
 
 async def test_an_unknown_request_is_a_404_that_says_what_can_be_asked(make_edge) -> None:
@@ -120,8 +121,11 @@ def test_a_ledger_forgets_after_a_while() -> None:
     ledger.check()
 
 
-def test_a_ledger_does_not_outgrow_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "MAX_ENDED", 3)
+@pytest.mark.parametrize("bound", [("MAX_ENDED", 3), ("MAX_BYTES", 330)])
+def test_a_ledger_does_not_outgrow_its_bounds(
+    bound: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, *bound)
     ledger = Ledger(Clock())
 
     for number in range(10):
