@@ -27,8 +27,8 @@ class EdgeMiddleware:
 
     The id is in ``scope["state"]["request_id"]`` and, unless the server before us sends it, in the answer's
     header. An answer before the end of the body leaves nothing of it on the connection (``UnreadBody``). Whatever
-    no handler foresaw is logged once with the id and answered with 500. Plain ASGI: a streamed token passes
-    through one function call.
+    no handler foresaw is logged once with the id and answered with 500. ``scope["state"]["send_body"]`` is the
+    server's own ``send``: a streamed token passes through none of the layers, which look at headers alone.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["send_body"] = send
         status = 499  # nginx's word for a client that left before an answer
         has_begun = False
         body = UnreadBody(scope, receive)

@@ -88,28 +88,26 @@ class GenerationResponse(Response):
             self.generation.join_session(session)
         admission = self.admit(tenant, ingress)
         ingress.ledger.begin(self.generation, self._http_id, tenant.name)
-        trace = None
-        if ingress.traces is not None:
-            trace = ingress.traces.begin(
-                self.generation,
-                request_id=self._http_id,
-                route=f"{scope['method']} {scope['path']}",
-                model=self.timer.model,
-                tenant=tenant.name,
-                headers=scope["headers"],
-            )
         try:
             if not self._is_stream:
                 await unless_disconnected(receive, self._whole(send))
                 return
-            async with EventWriter(send, scope["app"].state.sleep) as writer:
+            send_body = scope["state"].get("send_body")
+            async with EventWriter(send, scope["app"].state.sleep, send_body) as writer:
                 await unless_disconnected(receive, self._stream(writer))
         finally:
             admission.end(self.generation.num_output_tokens)
             ingress.ledger.end(self.generation)
             log_request(self._http_id, tenant.name, self.generation, self.timer)
-            if trace is not None:
-                trace.end()
+            if ingress.traces is not None:
+                ingress.traces.export(
+                    self.generation,
+                    request_id=self._http_id,
+                    route=f"{scope['method']} {scope['path']}",
+                    model=self.timer.model,
+                    tenant=tenant.name,
+                    headers=scope["headers"],
+                )
 
     def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
         """Let the caller's request in, as far as its key reaches; before anything runs.
@@ -157,7 +155,7 @@ class GenerationResponse(Response):
             chunk = encoder.chunk
             while True:
                 events += chunk(deltas[0]) if len(deltas) == 1 else b"".join(map(chunk, deltas))
-                if generation.is_finished:
+                if deltas[-1].finish_reason is not None and generation.is_finished:
                     break
                 if events:
                     await writer.write(events)

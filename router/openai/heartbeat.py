@@ -28,13 +28,13 @@ class EventWriter:
     the first comment, after which an error can only be an event.
     """
 
-    def __init__(self, send: Send, sleep: Sleep) -> None:
+    def __init__(self, send: Send, sleep: Sleep, send_body: Send | None = None) -> None:
+        """``send_body`` takes what follows the headers, where layers between us and the server change those alone."""
         self._send = send
+        self._send_body = send_body or send
         self._sleep = sleep
         self._is_silent = True
-        self._turn = (
-            asyncio.Lock()
-        )  # a comment must not come between an event's parts, nor before the headers
+        self._turn = asyncio.Lock()  # neither events nor a comment come before the headers, nor after the end
         self._task: asyncio.Task[None] | None = None
         self.has_begun = False
         """True once the status can no longer change."""
@@ -56,17 +56,16 @@ class EventWriter:
             await self._begin()
 
     async def write(self, events: bytes) -> None:
-        """Send events."""
+        """Send events; after ``begin``."""
         self._is_silent = False
-        async with self._turn:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events."""
         assert self._task is not None, "the writer was entered"
         async with self._turn:
             self._task.cancel()
-            await self._send({"type": "http.response.body", "body": events})
+            await self._send_body({"type": "http.response.body", "body": events})
 
     async def _begin(self) -> None:
         if not self.has_begun:
@@ -80,5 +79,5 @@ class EventWriter:
                 async with self._turn:
                     await self._begin()
                     comment = {"type": "http.response.body", "body": sse.COMMENT, "more_body": True}
-                    await self._send(comment)
+                    await self._send_body(comment)
             self._is_silent = True
