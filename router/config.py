@@ -70,6 +70,9 @@ class Timeouts:
     """For any replica to be there, before a request is answered with 503."""
     stall_s: float = 30.0
     """Without a step while a replica has work of ours, until it counts as lost."""
+    ping_s: float = 5.0
+    """Between signs of life from a replica, until it is asked for one; as long without an answer, and it is lost: its
+    process is stopped, or its host is gone."""
     connect_s: float = 5.0
     """For a replica's Hello after a connection attempt."""
     reconnect_first_s: float = 0.05

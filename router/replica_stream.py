@@ -33,9 +33,6 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, without old back-off
     ("grpc.enable_http_proxy", 0),
-    # A host that is gone or a process that is stopped closes no connection: it is lost when it answers no ping.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 _MANY_FAILURES = 16
@@ -191,7 +188,10 @@ class ReplicaStream:
 
     async def _attach(self) -> str:
         """Hold one stream open as long as it lasts; return why it ended."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        # A host that is gone or a process that is stopped closes no connection; it answers no ping either.
+        ping_ms = round(self._timeouts.ping_s * 1000)
+        pings = [("grpc.keepalive_time_ms", ping_ms), ("grpc.http2.ping_timeout_ms", ping_ms)]
+        async with grpc.aio.insecure_channel(self.address, options=[*_OPTIONS, *pings]) as channel:
             call = shoal_pb2_grpc.ReplicaStub(channel).Attach()
             self._outgoing = asyncio.Queue()
             tasks = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -12,7 +14,7 @@ from cluster.proto import shoal_pb2 as pb
 from cluster.wire import request_from_wire
 from router.config import Limits, Timeouts
 from router.journal import Journal, Loss, Prompt
-from router.membership import Membership
+from router.membership import Membership, StaticMembership
 from router.scripted_replica import ScriptedReplica
 from workers.engine.block_hash import hash_blocks
 from workers.engine.errors import Overloaded, ReplicaLost
@@ -173,6 +175,22 @@ async def test_a_replica_whose_steps_stop_is_lost(make_edge, caplog) -> None:
 
     assert "no step for" in caplog.text
     edge.replica_set.withdraw(one)
+
+
+async def test_a_replica_whose_process_is_stopped_is_lost_though_its_connection_stands(make_edge) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.scripted_replica", "--step-ms", "1"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().strip()
+    edge = await make_edge(membership=StaticMembership({"stopped": address}), timeouts=Timeouts(ping_s=0.3))
+    await edge.until(lambda: bool(edge.replica_set.open_views))
+
+    process.send_signal(signal.SIGSTOP)
+
+    await edge.until(lambda: not edge.replica_set.open_views)
+    process.kill()
+    await process.wait()
 
 
 async def test_a_draining_replica_gets_no_requests_but_ends_those_it_has(make_edge) -> None:
