@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.placement.candidate import Ranked
+from router.telemetry.step_log import StepLog
 
 if TYPE_CHECKING:
     from router.generation import Choice, Generation
@@ -38,6 +39,8 @@ class Course:
     num_host_cached_tokens: int = 0
     num_preemptions: int = 0
     """At the last replica."""
+    steps: StepLog | None = None
+    """Of a request that is traced; None: nobody wants to know."""
 
 
 def explanation(

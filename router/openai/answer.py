@@ -88,6 +88,16 @@ class GenerationResponse(Response):
             self.generation.join_session(session)
         admission = self.admit(tenant, ingress)
         ingress.ledger.begin(self.generation, self._http_id, tenant.name)
+        trace = None
+        if ingress.traces is not None:
+            trace = ingress.traces.begin(
+                self.generation,
+                request_id=self._http_id,
+                route=f"{scope['method']} {scope['path']}",
+                model=self.timer.model,
+                tenant=tenant.name,
+                headers=scope["headers"],
+            )
         try:
             if not self._is_stream:
                 await unless_disconnected(receive, self._whole(send))
@@ -99,15 +109,8 @@ class GenerationResponse(Response):
             admission.end(self.generation.num_output_tokens)
             ingress.ledger.end(self.generation)
             log_request(self._http_id, tenant.name, self.generation, self.timer)
-            if ingress.traces is not None:
-                ingress.traces.export(
-                    self.generation,
-                    request_id=self._http_id,
-                    route=f"{scope['method']} {scope['path']}",
-                    model=self.timer.model,
-                    tenant=tenant.name,
-                    headers=scope["headers"],
-                )
+            if trace is not None:
+                trace.end()
 
     def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
         """Let the caller's request in, as far as its key reaches; before anything runs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,10 +16,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.config import Limits, RpcConfig, Timeouts
 from router.rpc.server import start_rpc_server
 from router.scripted_replica import ScriptedReplica
+from router.telemetry.traces import Traces
 from router.tenancy.keys import ring_of_keys
 
 PROTO = Path(__file__).resolve().parents[3] / "router" / "rpc" / "proto" / "inference.proto"
@@ -92,6 +97,29 @@ async def test_a_generated_client_streams_text(generated: Any, connect: Connect)
     assert (answers[-1].usage.prompt_tokens, answers[-1].usage.completion_tokens) == (2, 14)
     (submit,) = edge.replica.submits
     assert (list(submit.prompt_token_ids), submit.params.temperature) == (list(b"hi"), 0)
+
+
+async def test_a_call_is_told_of_in_log_and_trace_as_over_http(
+    generated: Any, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages, _ = generated
+    edge, channel = await connect(ScriptedReplica())
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    edge.ingress.traces = Traces(provider.get_tracer("test"))
+    parent = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+
+    with caplog.at_level(logging.INFO, "router.requests"):
+        async for _ in generate(channel, messages, metadata=(parent,), prompt="hi", max_tokens=3):
+            pass
+
+    *below, request = spans.get_finished_spans()
+    assert request.name == "gRPC Generate"
+    assert format(request.parent.span_id, "016x") == "b7ad6b7169203331"
+    assert {one.name for one in below} == {"place", "queue", "prefill", "decode", "step"}
+    (line,) = [one for one in caplog.records if one.name == "router.requests"]
+    assert line.fields["num_output_tokens"] == 3  # type: ignore[attr-defined]
 
 
 async def test_a_conversation_is_the_same_prompt_as_over_http(generated: Any, connect: Connect) -> None:
