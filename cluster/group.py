@@ -115,20 +115,25 @@ class RankGroup:
         own_node = ray.get_runtime_context().get_node_id()
         pids = [place.pid if place.node_id == own_node else None for place in self._places]
         asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
-        rank, silent_s = await wait_for_silence(asks, pids, self._silence_s)
-        self._lose(f"rank {rank} has not answered for {silent_s:.1f} s")
+        rank, reason = await wait_for_silence(asks, pids, self._silence_s)
+        self._lose(f"rank {rank} {reason}")
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
 
     def kill(self) -> None:
-        """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send."""
+        """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send.
+
+        Ranks of this host are ended without Ray, whose calls take their time; it will see that they have ended.
+        """
         own_node = ray.get_runtime_context().get_node_id()
-        for place in self._places:
-            if place.node_id == own_node:  # elsewhere the number is another process's
-                _kill_process(place.pid)
-        for actor in self._actors:
+        local = {rank for rank, place in enumerate(self._places) if place.node_id == own_node}
+        for rank in local:
+            _kill_process(self._places[rank].pid)
+        for rank, actor in enumerate(self._actors):
+            if rank in local:
+                continue
             try:
                 ray.kill(actor)
             except Exception as error:  # noqa: BLE001 - Ray itself may be gone; the others must still be ended

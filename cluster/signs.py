@@ -1,41 +1,54 @@
 """Signs of life: each rank is asked again and again, and one that gives none for too long is lost.
 
-A process that is stopped answers nothing, nor does a host that is cut off. One that runs on this host and is merely
-slow to answer, on a machine with more to do than it can, gets more time. Knows calls and processes, not ranks.
+A process that is stopped answers nothing, nor does a host that is cut off. Of processes of this host the system says
+more, and sooner: which have ended, which are stopped, and which run and are merely slow to answer, on a machine with
+more to do than it can; those get more time. Knows calls and processes, not ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
 
 import psutil
 
 _TICK_S = 0.1
-_ASK_TICKS = 4
+_ASK_TICKS = 2
 """Between an answer and the next question."""
 _PATIENCE = 10
 """How much longer a process may be silent that is seen to run."""
 
 
+class _State(Enum):
+    RUNS = "runs"
+    STOPPED = "is stopped"
+    ENDED = "has ended"
+    UNKNOWN = "runs elsewhere"
+
+
 async def wait_for_silence(
     asks: Sequence[Callable[[], Awaitable[object]]], pids: Sequence[int | None], timeout_s: float
-) -> tuple[int, float]:
-    """Return the first who has not answered for ``timeout_s``, and for how long.
+) -> tuple[int, str]:
+    """Return the first who is lost, and what is known of it: "has not answered for 1.1 s".
 
     Time counts in turns of this loop: while this process itself is stopped, nobody else is silent.
 
     Args:
         asks: of each, a question that is answered at once; an error is an answer, too.
         pids: of each its process, None on another host.
-        timeout_s: for those that do not run, or of which nothing is known.
+        timeout_s: for those of which nothing is known. A process that is seen to be stopped gets half of it.
     """
     asked = [asyncio.ensure_future(_settled(ask())) for ask in asks]
-    silent_ticks, idle_ticks = [0] * len(asks), [0] * len(asks)
+    silent_ticks, idle_ticks, stopped_ticks = ([0] * len(asks) for _ in range(3))
     try:
         while True:
             await asyncio.sleep(_TICK_S)
             for index, ask in enumerate(asks):
+                state = _state_of(pids[index])
+                stopped_ticks[index] = stopped_ticks[index] + 1 if state == _State.STOPPED else 0
+                if state == _State.ENDED or stopped_ticks[index] * _TICK_S > timeout_s / 2:
+                    return index, state.value
                 if asked[index].done():
                     silent_ticks[index] = 0
                     idle_ticks[index] += 1
@@ -44,8 +57,8 @@ async def wait_for_silence(
                     continue
                 silent_ticks[index] += 1
                 silent_s = silent_ticks[index] * _TICK_S
-                if silent_s > timeout_s and (silent_s > _PATIENCE * timeout_s or not _runs(pids[index])):
-                    return index, silent_s
+                if silent_s > timeout_s * (_PATIENCE if state == _State.RUNS else 1):
+                    return index, f"has not answered for {silent_s:.1f} s"
     finally:
         for future in asked:
             future.cancel()
@@ -59,16 +72,15 @@ async def _settled(answer: Awaitable[object]) -> None:
         return
 
 
-def _runs(pid: int | None) -> bool:
-    """True if it is a process of this host that is neither stopped nor dead."""
+def _state_of(pid: int | None) -> _State:
     if pid is None:
-        return False
+        return _State.UNKNOWN
     try:
-        return psutil.Process(pid).status() not in (
-            psutil.STATUS_STOPPED,
-            psutil.STATUS_TRACING_STOP,
-            psutil.STATUS_ZOMBIE,
-            psutil.STATUS_DEAD,
-        )
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return _State.ENDED
     except psutil.Error:
-        return False
+        return _State.UNKNOWN
+    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return _State.ENDED
+    return _State.STOPPED if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else _State.RUNS

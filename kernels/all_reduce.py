@@ -97,6 +97,32 @@ def reduce_add_rms_norm(
     return out
 
 
+def reduce_add_rms_norm_of_parts(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, peers: PeerMemory
+) -> Tensor:
+    """``reduce_add_rms_norm`` where this rank's part is itself a sum, as ``few_rows.linear_parts`` gives it.
+
+    Args:
+        parts: [parts, num_tokens, width] float32, contiguous; their sum is rounded to the residual's dtype.
+        residual: [num_tokens, width], as the others.
+        weight: see ``reduce_add_rms_norm``, as the others.
+        eps: added to the mean square.
+        peers: memory for rows of this width and dtype.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit; nothing was sent.
+    """
+    num_tokens = _check(residual, residual, weight, peers)
+    if parts.shape[1:] != residual.shape or parts.dtype != torch.float32 or not parts.is_contiguous():
+        raise ValueError(
+            f"parts {tuple(parts.shape)} {parts.dtype} do not match residual {tuple(residual.shape)}"
+        )
+    out = torch.empty_like(residual)
+    if num_tokens:
+        _launch(parts, residual, weight, out, eps, peers, has_residual=True, num_parts=parts.shape[0])
+    return out
+
+
 def all_reduce(x: Tensor, peers: PeerMemory) -> Tensor:
     """Replace ``x`` [num_tokens, width] by its sum over ranks; see ``reduce_add_rms_norm``.
 
@@ -131,11 +157,12 @@ def _launch(
     eps: float,
     peers: PeerMemory,
     has_residual: bool,
+    num_parts: int = 0,
 ) -> None:
     block = next_power_of_2(peers.width)
     pdl = has_pdl(x.device)
-    num_data_bytes = _SLOTS * peers.num_ranks * peers.max_rows * peers.width * x.element_size()
-    _reduce_kernel[(x.shape[0],)](
+    num_data_bytes = _SLOTS * peers.num_ranks * peers.max_rows * peers.width * peers.dtype.itemsize
+    _reduce_kernel[(residual.shape[0],)](
         x,
         residual,
         weight if weight is not None else x,
@@ -150,7 +177,8 @@ def _launch(
         NUM_RANKS=peers.num_ranks,
         FLAG_OFFSET=num_data_bytes,
         IS_FLAGGED=peers.is_flagged,
-        IS_WIDE=x.element_size() == 4,
+        IS_WIDE=peers.dtype.itemsize == 4,
+        PARTS=num_parts,
         HAS_RESIDUAL=has_residual,
         HAS_NORM=weight is not None,
         BLOCK=block,
@@ -182,6 +210,7 @@ def _reduce_kernel(
     FLAG_OFFSET: tl.constexpr,
     IS_FLAGGED: tl.constexpr,
     IS_WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -193,7 +222,7 @@ def _reduce_kernel(
     inside = columns < WIDTH
     word_type: tl.constexpr = tl.int64 if IS_WIDE else tl.int32
     bits_type: tl.constexpr = tl.int32 if IS_WIDE else tl.int16
-    value_type: tl.constexpr = x_ptr.dtype.element_ty
+    value_type: tl.constexpr = residual_ptr.dtype.element_ty
     num_bits: tl.constexpr = 32 if IS_WIDE else 16
     if PDL:
         gdc_wait()
@@ -201,6 +230,9 @@ def _reduce_kernel(
     turn = tl.load(turns_ptr + row) + 1
     slot = (turn & 1).to(tl.int64)
     x = tl.load(x_ptr + row * WIDTH + columns, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + (part * tl.num_programs(0) + row) * WIDTH + columns, mask=inside, other=0.0)
+    x = x.to(value_type)  # what the others get is also what this rank adds
     flag = (turn & 0x7FFF).to(word_type)
     if IS_FLAGGED:
         bits = x.to(bits_type, bitcast=True).to(word_type)

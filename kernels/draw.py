@@ -1,11 +1,13 @@
 """From logits to tokens in two passes without a sort: the common case of sampling, inside a decode step's graph.
 
 The draw is that of ``kernels.sampler``: stretches of the vocabulary race, then the tokens of the winner. A program of
-the first pass lets sixteen stretches race, the second pass their winners, then the tokens.
+the first pass lets sixteen stretches race, the second pass their winners, then the tokens. Where ranks share the
+vocabulary each gets so far with its own columns; a third pass takes the best of the ranks' candidates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.philox import Streams
-from kernels.sampler import STRETCH, STRETCH_RACE, TOKEN_RACE, sample
+from kernels.sampler import STRETCH_RACE, TOKEN_RACE, sample
+from kernels.vocab_shard import STRETCH, VocabShard
 
 HEATS = 16
 """Stretches that a program of the first pass sums."""
@@ -33,11 +36,25 @@ class DrawParams:
     """int32."""
 
 
-def draw_ref(logits: Tensor, params: DrawParams, rows: Tensor, positions: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class DrawShare:
+    """Where logits are those of one rank's tokens alone."""
+
+    first_token: int
+    """The token of the first column, a multiple of ``STRETCH``."""
+    candidates: Tensor
+    """[max rows, 2] float64: of each row this rank's best score, the lowest wins, and the token that has it."""
+    gather: Callable[[Tensor], Tensor]
+    """From [rows, 2] to [ranks, rows, 2], contiguous. On the stream; all ranks do it together."""
+
+
+def draw_ref(
+    logits: Tensor, params: DrawParams, rows: Tensor, positions: Tensor, vocab: VocabShard | None = None
+) -> Tensor:
     """Say in plain torch which tokens ``draw`` must take; [num_rows] int64."""
     rows = rows.long()
     streams = Streams(params.seeds[rows], params.choices[rows].long(), positions.long())
-    return sample(logits.float(), params.temperatures[rows], streams)
+    return sample(logits.float(), params.temperatures[rows], streams, vocab=vocab)
 
 
 def draw(
@@ -49,6 +66,7 @@ def draw(
     token_ids: Tensor,
     drawn: Tensor,
     scratch: Tensor,
+    share: DrawShare | None = None,
 ) -> None:
     """Draw a token for each row, store it in ``drawn`` and behind the row's tokens.
 
@@ -61,6 +79,7 @@ def draw(
         token_ids: [max_num_seqs, max tokens] int32; gets the new token at its position.
         drawn: [padded rows] int32.
         scratch: [at least ``draw_scratch_len(padded rows, vocab)``] float64.
+        share: what else must be known where ``logits`` are not of all tokens.
 
     Raises:
         ValueError: ``scratch`` is too short or of another dtype, or logits are not contiguous.
@@ -72,6 +91,7 @@ def draw(
     if not logits.is_contiguous():
         raise ValueError("logits are not contiguous")
     pdl = has_pdl(logits.device)
+    first_token = share.first_token if share is not None else 0
     _race_stretches_kernel[(num_padded, num_parts)](
         logits,
         params.temperatures,
@@ -83,6 +103,7 @@ def draw(
         scratch,
         vocab,
         num_parts,
+        first_token,
         STRETCH=STRETCH,
         HEATS=HEATS,
         RACE=STRETCH_RACE,
@@ -101,9 +122,11 @@ def draw(
         scratch,
         token_ids,
         drawn,
+        share.candidates if share is not None else None,
         token_ids.stride(0),
         vocab,
         num_parts,
+        first_token,
         STRETCH=STRETCH,
         PARTS_PADDED=next_power_of_2(num_parts),
         RACE=TOKEN_RACE,
@@ -111,6 +134,23 @@ def draw(
         num_warps=4,
         **pdl_options(pdl),
     )
+    if share is not None:
+        gathered = share.gather(share.candidates[:num_padded])
+        _settle_kernel[(num_padded,)](
+            gathered,
+            num_rows,
+            rows,
+            starts,
+            token_ids,
+            drawn,
+            token_ids.stride(0),
+            num_padded,
+            gathered.shape[0],
+            RANKS_PADDED=next_power_of_2(gathered.shape[0]),
+            PDL=pdl,
+            num_warps=1,
+            **pdl_options(pdl),
+        )
 
 
 def draw_scratch_len(num_rows: int, vocab: int) -> int:
@@ -141,6 +181,7 @@ def _race_stretches_kernel(
     scratch_ptr,
     vocab,
     num_parts,
+    first_token,
     STRETCH: tl.constexpr,
     HEATS: tl.constexpr,
     RACE: tl.constexpr,
@@ -168,12 +209,18 @@ def _race_stretches_kernel(
     tl.store(place + 1, first.to(tl.float64))
     if temperature > 0:
         inverse = 1.0 / temperature
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        sums = tl.sum(tl.exp((logits - shift) * inverse), axis=1).to(tl.float64)
+        # Each stretch by itself: the same sums whichever others a program has.
+        shift = tl.max(logits, axis=1)
+        shift = tl.where(shift == float("-inf"), 0.0, shift)
+        sums = tl.sum(tl.exp((logits - shift[:, None]) * inverse), axis=1).to(tl.float64)
         position = tl.load(starts_ptr + index) + 1
-        # Logarithms throughout: programs know no common highest logit. The lowest score wins.
+        # Logarithms throughout: stretches know no common highest logit. The lowest score wins.
         scores = _log_exponentials(
-            tl.load(seeds_ptr + row), position, tl.load(choices_ptr + row), stretches, RACE
+            tl.load(seeds_ptr + row),
+            position,
+            tl.load(choices_ptr + row),
+            first_token // STRETCH + stretches,
+            RACE,
         )
         scores -= tl.log(sums) + shift.to(tl.float64) * inverse.to(tl.float64)
         best = tl.min(scores, axis=0)
@@ -194,9 +241,11 @@ def _draw_kernel(
     scratch_ptr,
     token_ids_ptr,
     drawn_ptr,
+    candidates_ptr,
     token_stride,
     vocab,
     num_parts,
+    first_token,
     STRETCH: tl.constexpr,
     PARTS_PADDED: tl.constexpr,
     RACE: tl.constexpr,
@@ -234,6 +283,44 @@ def _draw_kernel(
     else:
         tops = tl.load(place, mask=is_part, other=float("-inf"))
         firsts = tl.load(place + 1, mask=is_part, other=2147483647.0)
-        token = tl.min(tl.where(tops == tl.max(tops, axis=0), firsts, 2147483647.0), axis=0).to(tl.int32)
+        top = tl.max(tops, axis=0)
+        best = -top
+        token = tl.min(tl.where(tops == top, firsts, 2147483647.0), axis=0).to(tl.int32)
+    if candidates_ptr is not None:
+        tl.store(candidates_ptr + index * 2, best)
+        tl.store(candidates_ptr + index * 2 + 1, (first_token + token).to(tl.float64))
+    else:
+        tl.store(drawn_ptr + index, token)
+        tl.store(token_ids_ptr + row * token_stride + position, token)
+
+
+@triton.jit
+def _settle_kernel(
+    gathered_ptr,
+    num_rows_ptr,
+    rows_ptr,
+    starts_ptr,
+    token_ids_ptr,
+    drawn_ptr,
+    token_stride,
+    num_padded,
+    num_ranks,
+    RANKS_PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row a program: the candidate with the lowest score, of the first rank if they are equal."""
+    index = tl.program_id(0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if index >= tl.load(num_rows_ptr):
+        return
+    ranks = tl.arange(0, RANKS_PADDED)
+    place = gathered_ptr + (ranks * num_padded + index) * 2
+    scores = tl.load(place, mask=ranks < num_ranks, other=float("inf"))
+    tokens = tl.load(place + 1, mask=ranks < num_ranks, other=2147483647.0)
+    token = tl.min(tl.where(scores == tl.min(scores, axis=0), tokens, 2147483647.0), axis=0).to(tl.int32)
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    position = tl.load(starts_ptr + index) + 1
     tl.store(drawn_ptr + index, token)
     tl.store(token_ids_ptr + row * token_stride + position, token)

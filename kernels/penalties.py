@@ -22,7 +22,8 @@ def apply_penalties(
 
     Args:
         logits: [num_rows, vocab] float32.
-        token_ids: [num_rows, max_len] integers; entries from ``num_tokens`` on are ignored.
+        token_ids: [num_rows, max_len] integers, as columns of ``logits``; others than those are ignored, as are entries
+            from ``num_tokens`` on.
         num_prompt_tokens: [num_rows] int64.
         num_tokens: [num_rows] int64, prompt and output.
         repetition: [num_rows] float32, 1 is none.
@@ -32,7 +33,9 @@ def apply_penalties(
     num_rows, vocab = logits.shape
     index = torch.arange(token_ids.shape[1], device=logits.device)
     # Ignored entries are counted in a column of their own.
-    known = torch.where(index < num_tokens[:, None], token_ids.long(), vocab)
+    token_ids = token_ids.long()
+    is_known = (index < num_tokens[:, None]) & (token_ids >= 0) & (token_ids < vocab)
+    known = torch.where(is_known, token_ids, vocab)
     spoken = torch.where(index >= num_prompt_tokens[:, None], known, vocab)
     ones = logits.new_ones(()).expand(known.shape)
     is_seen = logits.new_zeros(num_rows, vocab + 1).scatter_(1, known, ones)[:, :vocab] > 0

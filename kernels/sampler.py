@@ -1,7 +1,8 @@
 """From logits to token ids: temperature, min-p, top-k, top-p, one draw a row. And log-probabilities.
 
 The draw is a race, in two heats, of random numbers that depend on (seed, choice, position) alone: it needs no sort, and
-gives the same token on every device but where two arrive at the same time up to rounding.
+gives the same token on every device but where two arrive at the same time up to rounding. Ranks that share a vocabulary
+let their own columns race and tell each other who came first.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.philox import Streams, exponentials
+from kernels.vocab_shard import STRETCH, VocabShard, WholeVocab
 
-STRETCH = 256
-"""Tokens that race together."""
 STRETCH_RACE, TOKEN_RACE = 0, 1
 """Numbers of the two races."""
 
@@ -25,6 +25,7 @@ def sample(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
     max_top_k: int = 0,
+    vocab: VocabShard | None = None,
 ) -> Tensor:
     """Draw one token id a row; [num_rows] int64.
 
@@ -39,39 +40,74 @@ def sample(
         top_p: [num_rows] float32, 1 is off; None if off for all rows.
         min_p: [num_rows] float32, 0 is off; None if off for all rows.
         max_top_k: the largest value in ``top_k``; known to the caller, so that nothing waits for a device.
+        vocab: which tokens ``logits`` are of; None: all.
     """
+    vocab = vocab or WholeVocab(logits.shape[1])
     is_greedy = temperatures == 0
     # The highest logit becomes 0 first: divided by a tiny temperature it would be infinite.
-    scaled = logits - logits.amax(-1, keepdim=True)
+    best, at = logits.max(-1)
+    scaled = logits - vocab.highest(best)[:, None]
     scaled /= torch.where(is_greedy, 1.0, temperatures)[:, None]
     if min_p is not None:
         scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
     if top_k is not None and max_top_k > 0:
-        kth = (top_k - 1).clamp(min=0, max=scaled.shape[1] - 1)
-        likeliest = scaled.topk(min(max_top_k, scaled.shape[1]), dim=-1).values
-        floor = likeliest.gather(1, kth[:, None])
+        kth = (top_k - 1).clamp(min=0, max=vocab.size - 1)
+        kept = vocab.side_by_side(_top(scaled, max_top_k)[0])
+        floor = kept.sort(dim=-1, descending=True).values.gather(1, kth[:, None])
         scaled.masked_fill_((scaled < floor) & (top_k > 0)[:, None], float("-inf"))
     weights = scaled.exp_()
     if top_p is not None:
-        weights = _keep_nucleus(weights, top_p)
-    return torch.where(is_greedy, logits.argmax(-1), _race(weights, streams))
+        weights.masked_fill_(weights < _nucleus(vocab.whole(weights), top_p)[:, None], 0.0)
+    scores, tokens = _race(weights, streams, vocab)
+    scores = torch.where(is_greedy, -best.double(), scores)
+    return _winner(scores, torch.where(is_greedy, at, tokens), vocab)
 
 
-def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+def likeliest(logits: Tensor, vocab: VocabShard | None = None) -> Tensor:
+    """Return the token of each row's highest logit; [num_rows] int64."""
+    vocab = vocab or WholeVocab(logits.shape[1])
+    best, at = logits.max(-1)
+    return _winner(-best.double(), at, vocab)
+
+
+def log_probabilities(
+    logits: Tensor, token_ids: Tensor, num_top: int, vocab: VocabShard | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probability of each row's token, and its ``num_top`` likeliest ids with theirs, descending.
 
     Args:
         logits: [num_rows, vocab] float32.
         token_ids: [num_rows] int64.
         num_top: may be 0.
+        vocab: which tokens ``logits`` are of; None: all.
     """
-    logprobs = logits.log_softmax(-1)
-    top = logprobs.topk(num_top, dim=-1)
-    return logprobs.gather(1, token_ids[:, None]).squeeze(1), top.indices, top.values
+    vocab = vocab or WholeVocab(logits.shape[1])
+    num_rows, own = logits.shape[0], vocab.own
+    local = token_ids - own.start
+    is_own = (local >= 0) & (local < len(own))
+    told = logits.gather(1, torch.where(is_own, local, 0)[:, None])
+    told = torch.where(is_own[:, None], told, float("-inf"))
+    values, ids = _top(logits, num_top)
+    # One message: this rank's mass, the token's logit, the candidates. All are exact in float64.
+    columns = [logits.logsumexp(-1)[:, None], told, values, ids + own.start]
+    parts = vocab.side_by_side(torch.cat([column.double() for column in columns], dim=1))
+    mass, told, values, ids = parts.view(num_rows, -1, 2 + 2 * num_top).split([1, 1, num_top, num_top], dim=2)
+    mass = mass.flatten(1).logsumexp(-1)
+    top = values.flatten(1).topk(num_top, dim=-1)
+    top_ids = ids.flatten(1).gather(1, top.indices).long()
+    return (told.flatten(1).amax(-1) - mass).float(), top_ids, (top.values - mass[:, None]).float()
 
 
-def _keep_nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the fewest likeliest tokens that hold ``top_p`` of each row's mass (Holtzman et al. 2020)."""
+def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` highest of each row and where they stand; minus infinity fills up where there are fewer."""
+    top = logits.topk(min(count, logits.shape[1]), dim=-1)
+    missing = (0, count - top.values.shape[1])
+    pad = torch.nn.functional.pad
+    return pad(top.values, missing, value=float("-inf")), pad(top.indices, missing)
+
+
+def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Least weight among the fewest likeliest tokens that hold ``top_p`` of each row's mass (Holtzman et al. 2020)."""
     total = weights.sum(-1, dtype=torch.float64)
     wanted = total * top_p.double()
     if weights.device.type == "cpu":
@@ -81,11 +117,10 @@ def _keep_nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
         for row in (top_p < 1.0).nonzero().flatten().tolist():
             candidates = weights[row][weights[row] >= least[row]].sort(descending=True).values
             floor[row] = _nucleus_floor(candidates[None], wanted[row : row + 1])
-    else:
-        # Counting candidates would wait for the device.
-        floor = _nucleus_floor(weights.sort(dim=-1, descending=True).values, wanted)
-        floor = torch.where(top_p < 1.0, floor, 0.0)
-    return weights.masked_fill(weights < floor[:, None], 0.0)
+        return floor
+    # Counting candidates would wait for the device.
+    floor = _nucleus_floor(weights.sort(dim=-1, descending=True).values, wanted)
+    return torch.where(top_p < 1.0, floor, 0.0)
 
 
 def _nucleus_floor(descending: Tensor, wanted: Tensor) -> Tensor:
@@ -95,8 +130,10 @@ def _nucleus_floor(descending: Tensor, wanted: Tensor) -> Tensor:
     return descending.gather(1, last).squeeze(1)
 
 
-def _race(weights: Tensor, streams: Streams) -> Tensor:
-    """Draw one token id a row with probabilities proportional to ``weights``, by two exponential races.
+def _race(weights: Tensor, streams: Streams, vocab: VocabShard) -> tuple[Tensor, Tensor]:
+    """Draw one of its columns a row with probabilities proportional to ``weights``, by two exponential races.
+
+    Returns when its stretch arrives, the soonest of all ranks' wins, and which column it is.
 
     The least of ``e_i / w_i``, with independent exponential ``e_i``, is at ``i`` with probability ``w_i / sum(w)``
     (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030). First stretches of the vocabulary race with the sums of their
@@ -104,14 +141,23 @@ def _race(weights: Tensor, streams: Streams) -> Tensor:
     that logits which differ in their last bits hardly ever change a draw. Inverting the distribution with one number
     would move every later boundary.
     """
-    num_rows, vocab = weights.shape
-    num_stretches = -(-vocab // STRETCH)
-    if num_stretches * STRETCH != vocab:
-        weights = torch.nn.functional.pad(weights, (0, num_stretches * STRETCH - vocab))
+    num_rows, width = weights.shape
+    num_stretches = -(-width // STRETCH)
+    if num_stretches * STRETCH != width:
+        weights = torch.nn.functional.pad(weights, (0, num_stretches * STRETCH - width))
     stretches = weights.view(num_rows, num_stretches, STRETCH)
     sums = stretches.sum(-1, dtype=torch.float64)
-    heats, finals = exponentials(streams, (num_stretches, STRETCH))
-    stretch = (heats / sums).argmin(-1)
-    inside = stretches[torch.arange(num_rows, device=weights.device), stretch].double()
-    token = (finals / inside).argmin(-1)
-    return stretch * STRETCH + token
+    heats, finals = exponentials(streams, (-(-vocab.size // STRETCH), STRETCH))
+    first = vocab.own.start // STRETCH
+    arrivals = heats[:, first : first + num_stretches] / sums
+    stretch = arrivals.argmin(-1)
+    rows = torch.arange(num_rows, device=weights.device)
+    token = (finals / stretches[rows, stretch].double()).argmin(-1)
+    return arrivals[rows, stretch], stretch * STRETCH + token
+
+
+def _winner(scores: Tensor, columns: Tensor, vocab: VocabShard) -> Tensor:
+    """The token of the rank with the lowest score, of the first one if they are equal."""
+    told = vocab.side_by_side(torch.stack([scores, (columns + vocab.own.start).double()], dim=1))
+    scores, tokens = told.view(len(scores), -1, 2).unbind(2)
+    return tokens.gather(1, scores.argmin(-1, keepdim=True)).squeeze(1).long()

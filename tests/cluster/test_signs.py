@@ -49,16 +49,27 @@ async def test_a_stopped_process_is_found_and_a_running_one_gets_more_time() -> 
     processes = [subprocess.Popen(sleeper) for _ in range(2)]  # noqa: ASYNC220 - it takes milliseconds
     try:
         pids = [process.pid for process in processes]
-        waiting = asyncio.ensure_future(wait_for_silence([silence, silence], pids, 0.2))
+        waiting = asyncio.ensure_future(wait_for_silence([silence, answer], pids, 0.2))
         assert not (await asyncio.wait([waiting], timeout=0.8))[0]  # both run
 
         os.kill(pids[1], signal.SIGSTOP)
 
-        assert (await asyncio.wait_for(waiting, 5))[0] == 1
+        assert await asyncio.wait_for(waiting, 5) == (1, "is stopped")
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+async def test_a_process_that_has_ended_is_found_whatever_its_last_answer() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # noqa: ASYNC220 - milliseconds
+    waiting = asyncio.ensure_future(wait_for_silence([answer], [process.pid], 30.0))
+    assert not (await asyncio.wait([waiting], timeout=0.3))[0]
+
+    process.kill()  # and nobody has asked for its end: it is still in the table of processes
+
+    assert await asyncio.wait_for(waiting, 5) == (0, "has ended")
+    process.wait()
 
 
 async def test_an_error_is_a_sign_of_life() -> None:

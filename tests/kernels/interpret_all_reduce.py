@@ -49,6 +49,11 @@ def run_rank(rank: int, memories: list[torch.Tensor], dtype: torch.dtype, is_fla
         normed = all_reduce.reduce_add_rms_norm(part.clone(), residual, weight, EPS, peers)
         found.append((normed.float().tolist(), residual.float().tolist()))
         found.append((all_reduce.all_reduce(part.clone(), peers).float().tolist(), []))
+        # A part that is itself a sum: halves add up to it without rounding.
+        residual = torch.full((num_rows, WIDTH), 0.25, dtype=dtype)
+        halves = torch.stack([part.float() / 2] * 2)
+        summed = all_reduce.reduce_add_rms_norm_of_parts(halves, residual, weight, EPS, peers)
+        assert summed.float().tolist() == found[-2][0], "a sum of halves is not the whole"
     pipe.send(found)
 
 

@@ -43,6 +43,23 @@ def check_draws() -> None:
     want = draw.draw_ref(logits, params, rows, starts + 1)
     assert drawn.tolist() == [*want[:4].tolist(), -1]
     assert token_ids[rows[:4].long(), starts[:4].long() + 1].tolist() == drawn[:4].tolist()
+    told: list[Tensor] = []
+    # Each rank's candidates alone; then as the last rank has them all.
+    for own, is_last in ((range(4864), False), (range(4864, 9000), True)):
+        candidates, columns = (
+            torch.zeros(5, 2, dtype=torch.float64),
+            logits[:, own.start : own.stop].contiguous(),
+        )
+
+        def gather(candidates: Tensor, is_last: bool = is_last) -> Tensor:
+            told.append(candidates.clone())
+            return torch.stack(told) if is_last else candidates[None]
+
+        shared, shared_ids = torch.full_like(drawn, -1), torch.zeros_like(token_ids)
+        num_rows, share = torch.tensor([4], dtype=torch.int32), draw.DrawShare(own.start, candidates, gather)
+        draw.draw(columns, params, num_rows, rows, starts, shared_ids, shared, scratch, share)
+    assert torch.equal(shared, drawn)
+    assert torch.equal(shared_ids, token_ids)
 
     columns = prepare.DecodeColumns(
         *(torch.tensor(x, dtype=torch.int32) for x in ([3], [4, 0, 2, 9], [16, 5, 33, 1], [7, -1, -1, 3]))

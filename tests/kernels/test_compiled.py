@@ -405,29 +405,37 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         {"STRETCH": draw.STRETCH, "HEATS": draw.HEATS, "RACE": 0, "PDL": is_hopper},
         num_warps=4,
     )
+    constants = {"STRETCH": draw.STRETCH, "PARTS_PADDED": 32, "RACE": 1, "PDL": is_hopper}
     drawn = compile_kernel(
-        draw._draw_kernel,
+        draw._draw_kernel, architecture, types, constants | {"candidates_ptr": None}, num_warps=4
+    )
+    of_many = compile_kernel(
+        draw._draw_kernel, architecture, types | {"candidates_ptr": "*fp64"}, constants, num_warps=4
+    )
+    settled = compile_kernel(
+        draw._settle_kernel,
         architecture,
-        types,
-        {"STRETCH": draw.STRETCH, "PARTS_PADDED": 32, "RACE": 1, "PDL": is_hopper},
-        num_warps=4,
+        types | {"gathered_ptr": "*fp64"},
+        {"RANKS_PADDED": 8, "PDL": is_hopper},
+        num_warps=1,
     )
 
-    assert spilled_bytes(sums, tmp_path) == spilled_bytes(drawn, tmp_path) == 0
+    assert not any(spilled_bytes(one, tmp_path) for one in (sums, drawn, of_many, settled))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("is_flagged", [True, False])
-@pytest.mark.parametrize("num_ranks", [8])
+@pytest.mark.parametrize(("num_ranks", "num_parts"), [(8, 0), (2, 2)])
 def test_sums_over_ranks_write_16_bytes_at_once_and_order_what_is_read(
-    architecture: int, is_flagged: bool, num_ranks: int, tmp_path: Path
+    architecture: int, is_flagged: bool, num_ranks: int, num_parts: int, tmp_path: Path
 ) -> None:
     block = 4096
 
     compiled = compile_kernel(
         all_reduce._reduce_kernel,
         architecture,
-        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16")
+        dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr"), "*bf16")
+        | {"x_ptr": "*fp32" if num_parts else "*bf16"}
         | {"own_ptr": "*u8", "addresses_ptr": "*i64", "turns_ptr": "*i32", "eps": "fp32"},
         {
             "WIDTH": block,
@@ -437,6 +445,7 @@ def test_sums_over_ranks_write_16_bytes_at_once_and_order_what_is_read(
             "FLAG_OFFSET": 1 << 20,
             "IS_FLAGGED": is_flagged,
             "IS_WIDE": False,
+            "PARTS": num_parts,
             "HAS_RESIDUAL": True,
             "HAS_NORM": True,
             "BLOCK": block,

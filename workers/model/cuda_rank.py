@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.draw import draw
+from kernels.draw import DrawShare, draw
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
@@ -74,11 +74,12 @@ class CudaRank(Rank):
         self._buffers = DecodeBuffers(
             self._batch,
             model.hidden_size,
-            model.vocab_size,
+            len(self._decoder.vocab.own),
             len(self._decoder.shard.q_heads),
             len(self._decoder.shard.kv_heads),
             model.head_dim,
             self.dtype,
+            self._draw_share(),
         )
         self._is_plain = [True] * config.max_num_seqs
 
@@ -92,7 +93,7 @@ class CudaRank(Rank):
             self._buffers,
             self._batch,
             self._decoder.embedding,
-            self._decoder.shard.vocab.start,
+            self._decoder.vocab.own.start,
             graph_sizes(self.config.max_num_seqs),
         )
         if not self.config.enforce_eager:
@@ -164,6 +165,15 @@ class CudaRank(Rank):
         # NCCL lets no communicator go while a graph holds one of its sums: it would wait for ever.
         self._graphs = self._prefill_graphs = None
         super().close()
+
+    def _draw_share(self) -> DrawShare | None:
+        """What the draw must know of the other ranks' columns, where they have some."""
+        vocab = self._decoder.vocab
+        if len(vocab.own) == vocab.size:
+            return None
+        assert self._group is not None, "weights are loaded before memory is taken"
+        candidates = torch.zeros(self.config.max_num_seqs, 2, dtype=torch.float64, device=self.device)
+        return DrawShare(vocab.own.start, candidates, self._group.gather)
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
@@ -245,6 +255,7 @@ class CudaRank(Rank):
                 self._batch.token_ids,
                 buffers.drawn,
                 buffers.scratch,
+                buffers.share,
             )
         return replace(self._finish(plan, started, rows, last_positions, logits, pooled), scored=scored)
 
@@ -257,23 +268,12 @@ class CudaRank(Rank):
         logits: Tensor,
         pooled: PooledRows | None = None,
     ) -> _Launched:
-        """Sample what the draw does not, start the copies to the host.
-
-        The draw is every rank's own, from the same logits by the same arithmetic. torch's sums need not come out
-        the same on two devices: what it samples is rank 0's.
-        """
+        """Sample what the draw does not, start the copies to the host."""
         masks = {mask.place: mask.allowed for mask in plan.masks}
         others = {place for place, row in enumerate(rows) if not self._is_plain[row]} | masks.keys()
         places = sorted(others.difference(plan.deferred))
-        logprobs = None
-        if places and self.config.tp_rank == 0:
-            logprobs = self._sample_others(rows, last_positions, logits, places, masks)
+        logprobs = self._sample_others(rows, last_positions, logits, places, masks) if places else None
         deferred = self._defer(rows, last_positions, logits, plan.deferred) if plan.deferred else None
-        if places and self.config.tp_size > 1:
-            assert self._group is not None, "weights are loaded before the first step"
-            drawn = self._group.broadcast(self._buffers.drawn[: len(rows)])
-            if self.config.tp_rank != 0:
-                self._batch.store(rows, [position + 1 for position in last_positions], drawn)
         if logprobs is not None:
             tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
             logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
@@ -297,14 +297,8 @@ class CudaRank(Rank):
         late = step.deferred
         assert late is not None, "masks come for rows that do not wait"
         index = {place: i for i, place in enumerate(late.places)}
-        if self.config.tp_rank == 0:
-            allowed = {index[mask.place]: mask.allowed for mask in late_masks.masks}
-            token_ids, logprobs = self._sampler.sample(late.logits, late.rows, allowed)
-        else:
-            token_ids, logprobs = torch.empty(len(index), dtype=torch.int64, device=self.device), None
-        if self.config.tp_size > 1:
-            assert self._group is not None, "weights are loaded before the first step"
-            token_ids = self._group.broadcast(token_ids)
+        allowed = {index[mask.place]: mask.allowed for mask in late_masks.masks}
+        token_ids, logprobs = self._sampler.sample(late.logits, late.rows, allowed)
         self._batch.store([row.row for row in late.rows], [row.position for row in late.rows], token_ids)
         if logprobs is not None:
             tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWork
 from kernels.decode_prepare import DecodeColumns
-from kernels.draw import DrawParams, draw_scratch_len
+from kernels.draw import DrawParams, DrawShare, draw_scratch_len
 from kernels.shared_prefix_attention import SHARED_FIELDS, SharedWork, members_a_piece
 from workers.engine.plan import Branch, NewRow
 from workers.model.attention_work import TILE, cut_contexts
@@ -40,8 +40,9 @@ class DecodeBuffers:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        share: DrawShare | None,
     ) -> None:
-        """Allocate for steps of all rows of ``batch``; heads are those of this rank."""
+        """Allocate for steps of all rows of ``batch``; heads and vocabulary are those of this rank."""
         device, rows = batch.device, batch.block_tables.shape[0]
         self._batch = batch
         self._max_rows = rows
@@ -94,6 +95,7 @@ class DecodeBuffers:
         self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.share = share
         self.logits = torch.zeros(rows, vocab_size, dtype=dtype, device=device)
         self.scratch = torch.zeros(draw_scratch_len(rows, vocab_size), dtype=torch.float64, device=device)
 

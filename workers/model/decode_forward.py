@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention, decode_attention
-from kernels.few_rows import add_rms_norm_of_parts, few_rows_gate_up, few_rows_linear, fits, linear_parts
+from kernels.few_rows import few_rows_gate_up, few_rows_linear, fits, linear_parts
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
@@ -24,7 +24,7 @@ class DecodeForward:
     """Runs the layers of ``decoder`` over one token a row."""
 
     def __init__(self, decoder: LlamaDecoder, kv_cache: Tensor, logits: Tensor) -> None:
-        """Keep what every step uses; ``logits`` [max rows, vocab] takes the results."""
+        """Keep what every step uses; ``logits`` [max rows, this rank's vocabulary] takes the results."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._logits = logits
@@ -33,7 +33,7 @@ class DecodeForward:
     def __call__(
         self, residual: Tensor, positions: Tensor, slots: Tensor, attention: DecodeAttention
     ) -> Tensor:
-        """Return logits [rows, vocab] in the model's dtype, in the memory given for them.
+        """Return logits [rows, this rank's vocabulary] in the model's dtype, in the memory given for them.
 
         Args:
             residual: [rows, hidden], the tokens' embeddings; overwritten.
@@ -42,11 +42,10 @@ class DecodeForward:
             attention: how the rows' contexts are cut.
         """
         is_one = residual.shape[0] == 1 and self._is_fused
-        if self._decoder.group.size > 1:
+        if len(self._decoder.vocab.own) < self._decoder.vocab.size:
             self._decoder.group.all_reduce(residual)
-            run = self._run_one_of_group if is_one else self._run_many
-        elif is_one:
-            run = self._run_one
+        if is_one:
+            run = self._run_one if self._decoder.group.size == 1 else self._run_one_of_group
         else:
             run = self._run_few if self._has_few(residual.shape[0]) else self._run_many
         if self._decoder.embedding_scale != 1.0:
@@ -79,7 +78,7 @@ class DecodeForward:
             gated = mlp.gate_up.normed_gate_up(hidden, None, eps)
             out = mlp.down.normed(gated, None, eps)
             hidden = decoder.group.add_rms_norm(out, residual, self._next_norm(index), eps)
-        return decoder.capped(self._gather(decoder.head.normed(hidden, None, eps)))
+        return decoder.capped(decoder.head.normed(hidden, None, eps, self._logits[:1]))
 
     def _has_few(self, num_rows: int) -> bool:
         """True where our own products are faster than cuBLAS's."""
@@ -97,13 +96,13 @@ class DecodeForward:
             # cuBLAS is faster for this weight, which has too many rows for parts and too few for whole tiles.
             attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
             parts = linear_parts(attended, _weight(layer.attention_out))
-            hidden = add_rms_norm_of_parts(parts, residual, layer.mlp_norm, eps)
+            hidden = decoder.group.add_rms_norm_of_parts(parts, residual, layer.mlp_norm, eps)
             if hidden.shape[0] > _FEWEST_GATED_ROWS:
                 gated = few_rows_gate_up(hidden, _weight(mlp.gate_up))
             else:
                 gated = silu_mul(few_rows_linear(hidden, _weight(mlp.gate_up)))
             parts = linear_parts(gated, _weight(mlp.down))
-            hidden = add_rms_norm_of_parts(parts, residual, self._next_norm(index), eps)
+            hidden = decoder.group.add_rms_norm_of_parts(parts, residual, self._next_norm(index), eps)
         logits = few_rows_linear(hidden, _weight(decoder.head), self._logits[: hidden.shape[0]])
         return decoder.capped(logits)
 
@@ -118,10 +117,10 @@ class DecodeForward:
             attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
             hidden = decoder.finish_layer(index, attended, residual)
         head = decoder.head
-        if decoder.group.size == 1 and isinstance(head, Linear) and isinstance(hidden, Tensor):
+        if isinstance(head, Linear) and isinstance(hidden, Tensor):
             logits = torch.mm(hidden, head.weight.t(), out=self._logits[: hidden.shape[0]])
             return decoder.capped(logits)
-        return decoder.capped(self._gather(head(hidden)))
+        return decoder.capped(self._logits[: residual.shape[0]].copy_(head(hidden)))
 
     def _layers(self) -> list[tuple[DecoderLayer, DenseMlp]]:
         """Layers with the MLPs that ``LlamaDecoder.fuses_one_row`` vouches for."""
@@ -132,11 +131,6 @@ class DecodeForward:
         """The norm that follows layer ``index``."""
         layers = self._decoder.layers
         return layers[index + 1].attention_norm if index + 1 < len(layers) else self._decoder.norm
-
-    def _gather(self, logits: Tensor) -> Tensor:
-        decoder = self._decoder
-        gathered = decoder.group.gather_columns(logits, decoder.vocab_widths)
-        return self._logits[: logits.shape[0]].copy_(gathered)
 
     def _attend(
         self,

@@ -95,4 +95,5 @@ class DecodeGraphs:
             batch.token_ids,
             buffers.drawn,
             buffers.scratch,
+            buffers.share,
         )

@@ -20,7 +20,7 @@ from workers.model.rope import rope_table
 from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
 from workers.model.step_inputs import StepInputs
-from workers.model.tensor_parallel import TensorParallelGroup
+from workers.model.tensor_parallel import TensorParallelGroup, vocab_of
 from workers.model.tensor_source import TensorSource
 
 
@@ -46,7 +46,9 @@ class LlamaDecoder:
         self.group = group
         loader = ShardLoader(config, self.shard, group.rank, group.size, source, quantization, device, dtype)
         self.scale = config.score_scale
-        self.vocab_widths = [len(make_shard(config, rank, group.size).vocab) for rank in range(group.size)]
+        self.vocab = vocab_of(
+            group, [make_shard(config, rank, group.size).vocab for rank in range(group.size)]
+        )
         self.embedding = loader.embedding()
         self.layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
@@ -79,7 +81,7 @@ class LlamaDecoder:
             linear.pack()
 
     def forward(self, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
-        """Write the step's keys and values to ``kv_cache`` and return logits [num_samples, vocab]."""
+        """Write the step's keys and values to ``kv_cache`` and return logits [num_samples, this rank's vocabulary]."""
         attended, residual = self.attend_all(inputs, kv_cache)
         return self.logits(attended, residual, inputs.sample_tokens)
 
@@ -97,9 +99,9 @@ class LlamaDecoder:
     def logits(self, attended: Tensor, residual: Tensor, sample_tokens: Tensor) -> Tensor:
         """Finish what ``attend_all`` began, for some tokens: nothing after the last attention looks at others."""
         if sample_tokens.shape[0] == 0:
-            return residual.new_empty(0, self.config.vocab_size)
+            return residual.new_empty(0, len(self.vocab.own))
         hidden = self.hidden(attended, residual, sample_tokens)
-        return self.capped(self.group.gather_columns(self.head(hidden), self.vocab_widths))
+        return self.capped(self.head(hidden))
 
     def capped(self, logits: Tensor) -> Tensor:
         """Bend ``logits`` towards the family's limit, in place."""
@@ -169,11 +171,11 @@ class LlamaDecoder:
         return rows if self.embedding_scale == 1.0 else rows.mul_(self.embedding_scale)
 
     def _embed_rows(self, token_ids: Tensor) -> Tensor:
-        if self.group.size == 1:
+        own = self.vocab.own
+        if len(own) == self.vocab.size:
             return torch.nn.functional.embedding(token_ids, self.embedding)
-        vocab = self.shard.vocab
-        local = token_ids - vocab.start
-        is_foreign = (local < 0) | (local >= len(vocab))
+        local = token_ids - own.start
+        is_foreign = (local < 0) | (local >= len(own))
         rows = torch.nn.functional.embedding(local.masked_fill(is_foreign, 0), self.embedding)
         return self.group.all_reduce(rows.masked_fill_(is_foreign[:, None], 0.0))
 

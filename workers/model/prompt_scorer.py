@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.sampler import log_probabilities
+from kernels.vocab_shard import VocabShard
 from workers.engine.plan import NewRow, StepPlan, TokenLogprobs
 
 LogitsOf = Callable[[Tensor], Tensor]
-"""Logits [num_tokens, vocab] of tokens of the step by their index."""
+"""Logits [num_tokens, this rank's vocabulary] of tokens of the step by their index."""
 
 _AT_ONCE = 256
 """Tokens whose logits are held at a time: 128 MB at a vocabulary of 128,256."""
@@ -44,7 +45,9 @@ class ScoredPrompts:
 class PromptScorer:
     """The rows of a batch whose prompts are scored."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab: VocabShard) -> None:
+        """Score by logits of ``vocab``."""
+        self._vocab = vocab
         self._rows: dict[int, NewRow] = {}
         self._known: dict[int, list[Scores]] = {}
 
@@ -64,7 +67,7 @@ class PromptScorer:
     def score(self, plan: StepPlan, logits_of: LogitsOf, device: torch.device) -> ScoredPrompts | None:
         """Score the step's tokens; return what is known of rows whose prompt ends here.
 
-        All ranks of a group must call it together: ``logits_of`` gathers over them.
+        All ranks of a group must call it together: they tell each other what their logits say.
         """
         scores: dict[int, Scores] = {}
         place = first = 0
@@ -91,8 +94,9 @@ class PromptScorer:
             begin = start + offset + 1
             wanted = torch.tensor(new.token_ids[begin : begin + count], dtype=torch.int64, device=device)
             tokens = torch.arange(first + offset, first + offset + count, device=device)
-            num_top = new.params.num_prompt_logprobs or 0
-            self._known[new.row].append(log_probabilities(logits_of(tokens).float(), wanted, num_top))
+            num_top = min(new.params.num_prompt_logprobs or 0, self._vocab.size)
+            scores = log_probabilities(logits_of(tokens).float(), wanted, num_top, self._vocab)
+            self._known[new.row].append(scores)
 
 
 def _joined(parts: list[Scores], new: NewRow, device: torch.device) -> Scores:

@@ -159,8 +159,10 @@ class Rank:
         self._copies = self._make_copies(self._kv_cache, num_host_blocks) if num_host_blocks else None
         self._batch = Batch(config.max_num_seqs, self.max_model_len, config.block_size, self.device)
         self._pooler = Pooler()
-        self._scorer = PromptScorer()
-        self._sampler = RowSampler(config.max_num_seqs, self.model_config.eos_token_ids, self._batch)
+        self._scorer = PromptScorer(self._decoder.vocab)
+        self._sampler = RowSampler(
+            config.max_num_seqs, self.model_config.eos_token_ids, self._batch, self._decoder.vocab
+        )
 
     def warm_up(self) -> None:
         """Run steps of typical shapes, so that the first request finds kernels compiled and memory taken.
@@ -257,13 +259,9 @@ class Rank:
         token_ids = torch.empty(0, dtype=torch.int64, device=self.device)
         logprobs = None
         if rows:
-            if self.config.tp_rank == 0:
-                masks = [*plan.masks, *(late_masks.masks if late_masks else ())]
-                allowed = {mask.place: mask.allowed for mask in masks}
-                token_ids, logprobs = self._sampler.sample(logits.float(), rows, allowed)
-            else:
-                token_ids = torch.empty(len(rows), dtype=torch.int64, device=self.device)
-            self._group.broadcast(token_ids)
+            masks = [*plan.masks, *(late_masks.masks if late_masks else ())]
+            allowed = {mask.place: mask.allowed for mask in masks}
+            token_ids, logprobs = self._sampler.sample(logits.float(), rows, allowed)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
         return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, scored, None))
 

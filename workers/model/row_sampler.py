@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams
-from kernels.sampler import log_probabilities, sample
+from kernels.sampler import likeliest, log_probabilities, sample
+from kernels.vocab_shard import VocabShard
 from workers.engine.plan import Branch, NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
@@ -52,9 +53,12 @@ class SampledLogprobs:
 class RowSampler:
     """The sampling parameters of all rows."""
 
-    def __init__(self, max_num_seqs: int, eos_token_ids: tuple[int, ...], batch: Batch) -> None:
-        """Read earlier tokens from ``batch`` where a penalty needs them."""
+    def __init__(
+        self, max_num_seqs: int, eos_token_ids: tuple[int, ...], batch: Batch, vocab: VocabShard
+    ) -> None:
+        """Sample from logits of ``vocab``; read earlier tokens from ``batch`` where a penalty needs them."""
         self._rows: list[NewRow | None] = [None] * max_num_seqs
+        self._vocab = vocab
         self._eos_token_ids = eos_token_ids
         self._batch = batch
 
@@ -80,8 +84,8 @@ class RowSampler:
     ) -> tuple[Tensor, SampledLogprobs | None]:
         """Return one token id a row [num_rows] int64, and log-probabilities if any row wants them.
 
-        ``logits`` are float32 [num_rows, vocab]. Log-probabilities are of the model's own distribution, before
-        penalties, bias and masks.
+        ``logits`` are float32 [num_rows, this rank's tokens]; all ranks must call it together. Log-probabilities are of
+        the model's own distribution, before penalties, bias and masks.
 
         Args:
             masks: by index in ``rows``, as ``TokenMask.allowed`` says them.
@@ -89,7 +93,7 @@ class RowSampler:
         adjusted = self._adjust(logits, rows, masks)
         params = [row.params for row in rows]
         if all(p.temperature == 0 for p in params):
-            token_ids = adjusted.argmax(-1)
+            token_ids = likeliest(adjusted, self._vocab)
         else:
             token_ids = sample(
                 adjusted,
@@ -98,35 +102,36 @@ class RowSampler:
                 self._integers([p.top_k for p in params]) if any(p.top_k > 0 for p in params) else None,
                 self._floats([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,
                 self._floats([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
-                max_top_k=max(p.top_k for p in params),
+                max_top_k=min(max(p.top_k for p in params), self._vocab.size),
+                vocab=self._vocab,
             )
         num_top = [p.num_logprobs for p in params]
         if all(k is None for k in num_top):
             return token_ids, None
-        widest = min(max(k or 0 for k in num_top), logits.shape[1])
-        return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest))
+        widest = min(max(k or 0 for k in num_top), self._vocab.size)
+        return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest, self._vocab))
 
     def _adjust(self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes]) -> Tensor:
         """Apply penalties, biases and forbidden tokens to a copy, if there are any; unknown tokens are passed over."""
         adjusted = logits
-        vocab = range(logits.shape[1])
+        own = self._vocab.own
         penalized = [index for index, row in enumerate(rows) if row.params.has_penalties]
         if penalized:
             adjusted = logits.clone()
             index = self._integers(penalized)
             adjusted[index] = self._penalize(logits[index], [rows[i] for i in penalized])
         bias = [
-            (index, token_id, value)
+            (index, token_id - own.start, value)
             for index, row in enumerate(rows)
             for token_id, value in row.params.logit_bias.items()
-            if token_id in vocab
+            if token_id in own
         ]
         forbidden = [
-            (index, token_id, float("-inf"))
+            (index, token_id - own.start, float("-inf"))
             for index, row in enumerate(rows)
             if row.position - row.num_prompt_tokens < row.params.min_tokens
             for token_id in self._ending_tokens(row.params)
-            if token_id in vocab
+            if token_id in own
         ]
         if bias or forbidden:
             adjusted = logits.clone() if adjusted is logits else adjusted
@@ -136,8 +141,8 @@ class RowSampler:
         limits = dict(masks)
         for i, row in enumerate(rows):
             if row.params.allowed_token_ids:
-                own = _packed(row.params.allowed_token_ids)
-                limits[i] = _intersection(own, limits[i]) if i in limits else own
+                chosen = _packed(row.params.allowed_token_ids)
+                limits[i] = _intersection(chosen, limits[i]) if i in limits else chosen
         if limits:
             adjusted = logits.clone() if adjusted is logits else adjusted
             self._forbid(adjusted, limits)
@@ -148,14 +153,14 @@ class RowSampler:
 
     def _forbid(self, logits: Tensor, limits: Mapping[int, bytes]) -> None:
         """Set what a mask does not allow to minus infinity, in place."""
-        vocab = logits.shape[1]
-        num_bytes = -(-vocab // 8)
+        own = self._vocab.own
+        first_byte, num_bytes = own.start // 8, -(-len(own) // 8)  # a stretch begins with a byte
         packed = np.zeros((len(limits), num_bytes), dtype=np.uint8)
         for i, allowed in enumerate(limits.values()):
-            known = np.frombuffer(allowed, dtype=np.uint8)[:num_bytes]
+            known = np.frombuffer(allowed, dtype=np.uint8)[first_byte : first_byte + num_bytes]
             packed[i, : len(known)] = known
         bits = self._to_device(torch.from_numpy(packed))[:, :, None] >> self._to_device(_BITS)
-        is_allowed = (bits & 1).bool().flatten(1)[:, :vocab]
+        is_allowed = (bits & 1).bool().flatten(1)[:, : len(own)]
         index = self._integers(list(limits))
         logits[index] = logits[index].masked_fill(~is_allowed, float("-inf"))
 
@@ -165,7 +170,7 @@ class RowSampler:
             (index, word)
             for index, row in enumerate(rows)
             for word in row.params.bad_words
-            if len(word) - 1 <= row.position - row.num_prompt_tokens and 0 <= word[-1] < logits.shape[1]
+            if len(word) - 1 <= row.position - row.num_prompt_tokens and word[-1] in self._vocab.own
         ]
         if not words:
             return
@@ -178,7 +183,7 @@ class RowSampler:
         said = self._batch.token_ids[places[:, None], columns]
         is_begun = ((said == beginnings) | (beginnings < 0)).all(-1)
         index = self._integers([index for index, _ in words])
-        lasts = self._integers([word[-1] for _, word in words])
+        lasts = self._integers([word[-1] - self._vocab.own.start for _, word in words])
         biases = torch.where(is_begun, float("-inf"), 0.0)
         logits.index_put_((index, lasts), biases, accumulate=True)
 
@@ -187,7 +192,8 @@ class RowSampler:
         params = [row.params for row in rows]
         return apply_penalties(
             logits,
-            self._batch.token_ids[self._integers([row.row for row in rows]), :longest],
+            self._batch.token_ids[self._integers([row.row for row in rows]), :longest]
+            - self._vocab.own.start,
             self._integers([row.num_prompt_tokens for row in rows]),
             self._integers([row.position for row in rows]),
             self._floats([p.repetition_penalty for p in params]),

@@ -1,13 +1,14 @@
 """Which part of a model each rank of a tensor-parallel group holds (Megatron's split, Shoeybi et al. 2019).
 
 Attention is split by KV head with its group of query heads, the MLP by intermediate columns, embedding and
-logits by vocabulary rows. Shares need not be equal: 3 KV heads over 2 ranks are 2 and 1.
+logits by vocabulary rows, in whole stretches. Shares need not be equal: 3 KV heads over 2 ranks are 2 and 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.vocab_shard import STRETCH
 from workers.checkpoint.model_config import ModelConfig
 from workers.engine.errors import UserError
 
@@ -27,6 +28,15 @@ def split_evenly(total: int, parts: int, index: int) -> range:
     share, extra = divmod(total, parts)
     start = index * share + min(index, extra)
     return range(start, start + share + (index < extra))
+
+
+def split_vocab(vocab_size: int, parts: int, index: int) -> range:
+    """Part ``index`` of a vocabulary cut between stretches; all of it where there are fewer of them than parts."""
+    num_stretches = -(-vocab_size // STRETCH)
+    if num_stretches < parts:
+        return range(vocab_size)
+    own = split_evenly(num_stretches, parts, index)
+    return range(own.start * STRETCH, min(own.stop * STRETCH, vocab_size))
 
 
 def make_shard(config: ModelConfig, tp_rank: int, tp_size: int) -> Shard:
@@ -62,5 +72,5 @@ def make_shard(config: ModelConfig, tp_rank: int, tp_size: int) -> Shard:
         q_heads=q_heads,
         kv_heads=kv_heads,
         intermediate=split_evenly(config.intermediate_size, tp_size, tp_rank),
-        vocab=split_evenly(config.vocab_size, tp_size, tp_rank),
+        vocab=split_vocab(config.vocab_size, tp_size, tp_rank),
     )

@@ -12,8 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.all_reduce import PeerMemory, all_reduce, reduce_add_rms_norm
+from kernels.all_reduce import (
+    PeerMemory,
+    all_reduce,
+    reduce_add_rms_norm,
+    reduce_add_rms_norm_of_parts,
+)
+from kernels.few_rows import add_rms_norm_of_parts
 from kernels.rms_norm import add_rms_norm
+from kernels.vocab_shard import VocabShard, WholeVocab
 from workers.engine.plan import RankLost
 from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exchange
 
@@ -94,6 +101,15 @@ class TensorParallelGroup:
         """
         return self._add_rms_norm_by(x, residual, weight, self._peers(x), eps)
 
+    def add_rms_norm_of_parts(self, parts: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Do what ``add_rms_norm`` does with the sum of ``parts`` [parts, num_tokens, hidden] float32."""
+        if self.size == 1:
+            return add_rms_norm_of_parts(parts, residual, weight, eps)
+        peers = self._peers(residual)
+        if peers is not None:
+            return reduce_add_rms_norm_of_parts(parts, residual, weight, eps, peers)
+        return self.add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps)
+
     def overlapped_parts(self, num_tokens: int) -> list[slice] | None:
         """Return the parts of a step's tokens of which one is computed while the other is summed; None: all at once."""
         if self.size == 1 or num_tokens < _OVERLAPPED_TOKENS:
@@ -124,24 +140,20 @@ class TensorParallelGroup:
         """How to add ``x``, if not by NCCL or gloo."""
         return self._exchange.best(x.shape[0]) if self._exchange is not None else None
 
-    def broadcast(self, x: Tensor) -> Tensor:
-        """Fill ``x`` on every rank with rank 0's."""
+    def highest(self, x: Tensor) -> Tensor:
+        """Return the highest of the ranks' ``x``, elementwise."""
         if self.size > 1:
-            self._run(dist.broadcast, x, 0)
+            x = x.clone()
+            self._run(lambda: dist.all_reduce(x, op=dist.ReduceOp.MAX))
         return x
 
-    def gather_columns(self, x: Tensor, widths: list[int]) -> Tensor:
-        """Return the ranks' columns side by side; ``widths`` are their numbers, which may differ by rank."""
+    def gather(self, x: Tensor) -> Tensor:
+        """Return [ranks, *shape] of the ranks' ``x``, contiguous and of one shape."""
         if self.size == 1:
-            return x
-        widest, num_rows = max(widths), x.shape[0]
-        padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
-        gathered = x.new_empty(self.size * num_rows, widest)
-        self._run(_all_gather, gathered, padded)
-        parts = gathered.view(self.size, num_rows, widest)
-        if min(widths) == widest:
-            return parts.transpose(0, 1).reshape(num_rows, -1)
-        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+            return x[None]
+        gathered = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        self._run(_all_gather, gathered, x)
+        return gathered.view(self.size, *x.shape)
 
     def close(self) -> None:
         """Leave the group. Safe to call twice."""
@@ -154,3 +166,45 @@ class TensorParallelGroup:
             collective(*args)
         except RuntimeError as error:
             raise RankLost(f"rank {self.rank} of {self.size} lost its group: {error}") from error
+
+
+class SharedVocab:
+    """A ``VocabShard`` of the ranks of a group."""
+
+    def __init__(self, group: TensorParallelGroup, parts: list[range]) -> None:
+        """Take each rank's tokens, in rank order."""
+        self._group = group
+        self._parts = parts
+
+    @property
+    def own(self) -> range:
+        """See ``VocabShard``."""
+        return self._parts[self._group.rank]
+
+    @property
+    def size(self) -> int:
+        """See ``VocabShard``."""
+        return self._parts[-1].stop
+
+    def highest(self, values: Tensor) -> Tensor:
+        """See ``VocabShard``."""
+        return self._group.highest(values)
+
+    def side_by_side(self, columns: Tensor) -> Tensor:
+        """See ``VocabShard``."""
+        return self._group.gather(columns).transpose(0, 1).flatten(1)
+
+    def whole(self, columns: Tensor) -> Tensor:
+        """See ``VocabShard``."""
+        widest = max(map(len, self._parts))
+        padded = torch.nn.functional.pad(columns, (0, widest - columns.shape[1])).contiguous()
+        gathered = self._group.gather(padded)
+        return torch.cat(
+            [part[:, : len(own)] for part, own in zip(gathered, self._parts, strict=True)], dim=1
+        )
+
+
+def vocab_of(group: TensorParallelGroup, parts: list[range]) -> VocabShard:
+    """What ``parts`` of the vocabulary are to this rank of ``group``; where one is all of it, every rank holds it."""
+    whole = parts[-1].stop
+    return WholeVocab(whole) if len(parts[0]) == whole else SharedVocab(group, parts)

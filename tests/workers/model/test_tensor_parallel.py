@@ -17,7 +17,7 @@ TINY = {
     "intermediate_size": 50,
     "num_layers": 2,
     "head_dim": 16,
-    "vocab_size": 101,
+    "vocab_size": 700,  # three stretches: more ranks than that hold all of them
     "max_position_embeddings": 256,
     "has_qkv_bias": True,
 }
