@@ -33,11 +33,12 @@ def generate(run_ranks) -> Generate:
 
 
 def test_two_ranks_give_the_golden_tokens(generate: Generate, demo_model: ModelFiles, goldens) -> None:
-    prompts = [case["prompt_token_ids"] for case in goldens]
+    cases = goldens[:8]
+    prompts = [case["prompt_token_ids"] for case in cases]
 
-    by_rank = generate({"gguf": str(demo_model.path), "prompts": prompts, "num_tokens": 64}, 2)
+    by_rank = generate({"gguf": str(demo_model.path), "prompts": prompts, "num_tokens": 32}, 2)
 
-    assert by_rank == [[case["output_token_ids"] for case in goldens]] * 2
+    assert by_rank == [[case["output_token_ids"][:32] for case in cases]] * 2
 
 
 def test_sums_under_way_while_other_tokens_are_computed_change_nothing(
