@@ -77,6 +77,7 @@ class CudaBlockCopies:
             self._reached = torch.cuda.Event()
             self._reached.record()
 
+    @torch.inference_mode()  # as both tiers were made
     def queue(self, plan: StepPlan) -> None:
         """Queue the plan's copies, after its step is launched: that reads and writes none of their blocks.
 

@@ -171,15 +171,18 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @needs_gpu
 @pytest.mark.parametrize("kernel_bytes", [0, 1 << 20])
 def test_copies_on_a_gpu_bring_back_what_they_took(kernel_bytes: int) -> None:
-    kv = torch.randn(40, 3, 1000, device="cuda")
+    with torch.inference_mode():  # as ranks allocate
+        kv = torch.randn(40, 3, 1000, device="cuda")
+        host = HostBlocks(allocate_host(30, kv), has_checksums=True)
     before = kv.clone()
-    copies = CudaBlockCopies(kv, HostBlocks(allocate_host(30, kv), has_checksums=True), kernel_bytes)
+    copies = CudaBlockCopies(kv, host, kernel_bytes)
     outs = [BlockCopy(device, (7 * device) % 30, 1) for device in range(20)]
     first = make_plan(0, swap_out=outs)
     copies.begin(first)
     copies.queue(first)
     assert copies.report(waits=True).num_blocks == 20
-    kv[:20] = 0  # whatever later steps write
+    with torch.inference_mode():
+        kv[:20] = 0  # whatever later steps write
 
     second = make_plan(1, swap_in=[BlockCopy(copy.device + 20, copy.host, 1) for copy in outs])
     copies.begin(second)
