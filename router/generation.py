@@ -117,6 +117,8 @@ class Choice:
             self.pooled = output.pooled
         if output.prompt_logprobs and not self.prompt_logprobs:
             self.prompt_logprobs = list(output.prompt_logprobs)
+        if self.journal.params.beams is not None:
+            return False
         if self._is_silent:
             if output.token_ids:
                 self.end(FinishReason.LENGTH, deltas)
@@ -143,6 +145,17 @@ class Choice:
                 self.stop_reason = stop_token_id
             self.end(output.finish_reason, deltas)
         return False
+
+    def absorb_beam(self, beam: pb.BeamOutput, deltas: list[Delta]) -> None:
+        """Take one of the outputs of a beam search, all of it."""
+        stop_token_id = beam.stop_token_id if beam.HasField("stop_token_id") else None
+        for token_id in beam.token_ids:
+            self.journal.output_token_ids.append(token_id)
+            text = "" if token_id == stop_token_id else self._detokenizer.push(token_id)
+            deltas.append(Delta(self, text, token_id, None, None))
+        if stop_token_id in self.journal.params.stop_token_ids:
+            self.stop_reason = stop_token_id
+        self.end(beam.finish_reason, deltas)
 
     def end(self, reason: str, deltas: list[Delta]) -> None:
         """Finish without a stop string: what was held back comes out."""
@@ -225,6 +238,10 @@ class Generation:
             Choice(i, Journal(f"{request_id}-{i}", prompt, choice), table, text, self._mailbox)
             for i, (prompt, choice) in enumerate((p, c) for p in prompts for c in params)
         ]
+        self._per_prompt = len(params)
+        searches = params[0].beams is not None
+        self._requests = self.choices[:: len(params)] if searches else self.choices
+        """Choices that are requests to the engine: of a beam search the first of each prompt, which finds all."""
         self.grammar_param: str | None = "grammar"
         """The field of the client's body that asked for a grammar, if one did."""
         self._replicas = replicas
@@ -253,8 +270,7 @@ class Generation:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that the first choice of each prompt found in a cache."""
-        per_prompt = len(self.choices) // len(self.prompts)
-        return sum(choice.num_cached_tokens or 0 for choice in self.choices[::per_prompt])
+        return sum(choice.num_cached_tokens or 0 for choice in self.choices[:: self._per_prompt])
 
     def belong_to(self, tenant: str, cache_salt: str, priority: int) -> None:
         """Before ``start``: put it under its caller's name, salt and priority."""
@@ -277,8 +293,8 @@ class Generation:
         Raises:
             Overloaded, ReplicaLost: some choice has no place; ``close`` takes back the others.
         """
-        self._queued.extend(self.choices[MAX_AT_ONCE:])
-        for choice in self.choices[:MAX_AT_ONCE]:
+        self._queued.extend(self._requests[MAX_AT_ONCE:])
+        for choice in self._requests[:MAX_AT_ONCE]:
             if choice.finish_reason is None:
                 await self._replicas.place_or_wait(choice.journal, choice, self.arrival_s)
 
@@ -313,7 +329,7 @@ class Generation:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             age_s = asyncio.get_running_loop().time() - self.arrival_s
-            for choice in self.choices:
+            for choice in self._requests:
                 recorder.note(choice.journal, age_s)
 
     def _absorb(self, choice: Choice, output: pb.TokenOutput, deltas: list[Delta]) -> None:
@@ -329,9 +345,19 @@ class Generation:
             self._take_back(choice, Loss.CUT_OFF)
             return
         if choice.absorb(output, deltas) or reason:
+            if choice.journal.params.beams is not None:
+                self._share_out(choice, output, deltas)
             self._replicas.withdraw(choice.journal)
             if self._queued:
                 self._unplaced.append(self._queued.popleft())
+
+    def _share_out(self, first: Choice, output: pb.TokenOutput, deltas: list[Delta]) -> None:
+        """Give what a beam search has found to the choices of its prompt, the best to the first."""
+        choices = self.choices[first.index : first.index + self._per_prompt]
+        if len(output.beams) < len(choices):
+            raise ShoalError(f"the beam search found {len(output.beams)} outputs of {len(choices)}")
+        for choice, beam in zip(choices, output.beams, strict=False):
+            choice.absorb_beam(beam, deltas)
 
     def _take_back(self, choice: Choice, loss: Loss) -> None:
         self._replicas.withdraw(choice.journal)

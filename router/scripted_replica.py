@@ -213,6 +213,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
 
     def _next_output(self, running: _Running) -> pb.TokenOutput:
         submit, params = running.submit, running.submit.params
+        if params.HasField("beams"):
+            return self._searched(running)
         position = running.next_token
         running.next_token += 1
         if position >= len(running.token_ids):  # the script ran out before max_tokens: the model's own end
@@ -242,6 +244,20 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             output.logprobs.add(
                 sampled=-0.5, top_token_ids=top, top_logprobs=[-0.5 - i for i in range(params.num_logprobs)]
             )
+        return output
+
+    def _searched(self, running: _Running) -> pb.TokenOutput:
+        """What a beam search has found: the script's tokens, and with their last one once more from beam to beam."""
+        submit, params = running.submit, running.submit.params
+        output = pb.TokenOutput(request_id=submit.request_id, num_cached_tokens=0, finish_reason="length")
+        for number in range(params.beams.width):
+            said = [*running.token_ids, *[running.token_ids[-1]] * number, self.eos_token_ids[0]]
+            beam = output.beams.add(
+                token_ids=said[: params.max_tokens], logprob=-1.0 - number, score=-1.0 - number
+            )
+            beam.finish_reason = "length"
+            if len(said) <= params.max_tokens:
+                beam.finish_reason, beam.stop_token_id = "stop", said[-1]
         return output
 
     async def _step_forever(self, step_s: float) -> None:

@@ -11,8 +11,10 @@ from router.openai import sse
 from router.openai.answer import GenerationResponse
 from router.openai.chat_message import GrowingMessage
 from router.openai.chat_request import prepare_chat
+from router.openai.contest import Contest
 from router.openai.logprobs import chat_logprobs, scored_prompt
 from router.openai.metrics import Metrics
+from router.openai.sampling import contest_of
 from router.openai.schema import ChatBody
 from router.openai.usage import usage_object
 from router.text.detokenizer import TokenTable
@@ -39,6 +41,7 @@ async def answer_chat(
         messages=chat.messages,
         is_named=chat.is_named,
         shows_reasoning=body.include_reasoning is not False,
+        contest=contest_of(body),
     )
     return GenerationResponse(
         chat.generation, encoder, metrics.timer(chat.model.name), is_stream=bool(body.stream)
@@ -61,6 +64,7 @@ class ChatEncoder:
         messages: Sequence[GrowingMessage] | None = None,
         is_named: bool = False,
         shows_reasoning: bool = True,
+        contest: Contest | None = None,
     ) -> None:
         """``messages`` is given where calls or thinking must be told apart; then text goes through them."""
         self._envelope = {"id": completion_id, "created": created, "model": model}
@@ -71,6 +75,7 @@ class ChatEncoder:
         self._messages = messages
         self._is_named = is_named
         self._shows_reasoning = shows_reasoning
+        self._contest = contest
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(num_choices)]
         self._frame = sse.ChunkFrame(
@@ -146,14 +151,19 @@ class ChatEncoder:
                 self._messages[delta.choice.index].feed(delta.text, is_last=is_last)
             else:
                 self._texts[delta.choice.index].append(delta.text)
+            if delta.logprobs is not None and self._contest is not None:
+                self._contest.note(delta.choice.index, delta.logprobs.sampled)
             if delta.logprobs is not None and self._num_logprobs is not None:
                 self._logprobs[delta.choice.index].append(self._entry(delta))
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """A ``chat.completion`` object."""
+        given = generation.choices
+        if self._contest is not None:
+            given = [given[index] for index in self._contest.winners(len(given))]
         choices = [
             {
-                "index": choice.index,
+                "index": number,
                 "message": self._message(choice.index),
                 "logprobs": None
                 if self._num_logprobs is None
@@ -161,7 +171,7 @@ class ChatEncoder:
                 "finish_reason": self._finish_reason_of(choice),
                 "stop_reason": choice.stop_reason,
             }
-            for choice in generation.choices
+            for number, choice in enumerate(given)
         ]
         return {
             **self._envelope,

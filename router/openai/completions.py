@@ -19,6 +19,7 @@ from router.openai.sampling import (
     check_sampling,
     check_token_ids,
     choice_params,
+    contest_of,
     prompt_terms,
     resolve_max_tokens,
     text_params,
@@ -44,7 +45,7 @@ async def answer_completion(
     model = ingress.model(body.model)
     table = model.tokenizer.table
     given = body.prompts
-    check_sampling(body, len(given), len(table), ingress.limits, body.best_of)
+    check_sampling(body, len(given), len(table), ingress.limits)
     check_num_logprobs(body.logprobs or 0, "logprobs", ingress.limits)
     _check_completion(body)
     grammar = wanted_grammar(body)
@@ -55,18 +56,13 @@ async def answer_completion(
     max_tokens = resolve_max_tokens(
         body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
-    num_given, given_prompt_logprobs = body.n or 1, body.prompt_logprobs
-    num_choices = max(body.best_of or 1, num_given)
-    num_logprobs = 0 if num_choices > num_given and body.logprobs is None else body.logprobs
-    text = text_params(body)
+    given_prompt_logprobs, text = body.prompt_logprobs, text_params(body)
     if body.echo and body.logprobs is not None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
     if max_tokens == 0 and body.prompt_logprobs is not None:
         # The engine gives a token at least; what it says of the prompt is all that is wanted.
         max_tokens, text = 1, replace(text, is_silent=True)
-    params = choice_params(
-        body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar, num_choices
-    )
+    params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), model.tokenizer, grammar)
     completion_id = f"cmpl-{request_id}"
     generation = ingress.generation(model, completion_id, prompts, params, text)
     if grammar is not None:
@@ -81,7 +77,7 @@ async def answer_completion(
         body.logprobs,
         table,
         with_usage=body.wants_usage_chunk,
-        contest=Contest(num_given, num_choices) if num_choices > num_given else None,
+        contest=contest_of(body),
         num_prompt_logprobs=given_prompt_logprobs,
     )
     return GenerationResponse(generation, encoder, metrics.timer(model.name), is_stream=bool(body.stream))
@@ -208,12 +204,6 @@ class CompletionEncoder:
 
 
 def _check_completion(body: CompletionBody) -> None:
-    if body.best_of is not None and body.best_of < (body.n or 1):
-        raise InvalidRequest(f"best_of: {body.best_of} is less than n ({body.n or 1})", "best_of")
-    if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
-        raise InvalidRequest(
-            "best_of: the best are known at the end only, they cannot be streamed", "best_of"
-        )
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest("max_tokens: must be at least 1 unless the prompt is echoed", "max_tokens")
 

@@ -9,7 +9,8 @@ class Contest:
     def __init__(self, num_winners: int, num_choices: int) -> None:
         """``num_winners`` of every ``num_choices``."""
         self._num_winners = num_winners
-        self._num_choices = num_choices
+        self.num_choices = num_choices
+        """Of each prompt."""
         self._sums: dict[int, float] = {}
         self._counts: dict[int, int] = {}
 
@@ -21,8 +22,8 @@ class Contest:
     def winners(self, num_all: int) -> list[int]:
         """Indices of the winners of all prompts, the best of each first."""
         found: list[int] = []
-        for first in range(0, num_all, self._num_choices):
-            indices = range(first, first + self._num_choices)
+        for first in range(0, num_all, self.num_choices):
+            indices = range(first, first + self.num_choices)
             found += sorted(indices, key=lambda i: -self._mean(i))[: self._num_winners]
         return found
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from router.config import Limits
 from router.generation import TextParams
 from router.journal import PromptTerms
+from router.openai.beams import beam_params
+from router.openai.contest import Contest
 from router.openai.schema import SamplingBody
 from router.text.grammars import WantedGrammar
 from router.text.tokenizer import Tokenizer
@@ -15,20 +17,13 @@ from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.request import ChoiceParams
 
 
-def check_sampling(
-    body: SamplingBody, num_prompts: int, vocab_size: int, limits: Limits, best_of: int | None = None
-) -> None:
+def check_sampling(body: SamplingBody, num_prompts: int, vocab_size: int, limits: Limits) -> None:
     """Refuse what pydantic cannot see.
 
     Raises:
         InvalidRequest: with the field, its value and the limit.
     """
-    if best_of is not None and num_prompts * best_of > limits.max_choices:
-        raise InvalidRequest(
-            f"best_of: {best_of} for {num_prompts} prompts is {num_prompts * best_of} choices, the limit is "
-            f"{limits.max_choices}",
-            "best_of",
-        )
+    _check_best_of(body, num_prompts, limits)
     num_choices = num_prompts * (body.n or 1)
     if num_choices > limits.max_choices:
         asked = f"n={body.n or 1} for {num_prompts} prompts" if num_prompts > 1 else f"n={body.n}"
@@ -63,6 +58,24 @@ def check_sampling(
                 f"bad_words: a word of {len(word)} characters; each needs 1 to {limits.max_stop_chars}",
                 "bad_words",
             )
+
+
+def _check_best_of(body: SamplingBody, num_prompts: int, limits: Limits) -> None:
+    best_of, num_given = body.best_of, body.n or 1
+    if best_of is None:
+        return
+    if num_prompts * best_of > limits.max_choices:
+        raise InvalidRequest(
+            f"best_of: {best_of} for {num_prompts} prompts is {num_prompts * best_of} choices, the limit is "
+            f"{limits.max_choices}",
+            "best_of",
+        )
+    if best_of < num_given:
+        raise InvalidRequest(f"best_of: {best_of} is less than n ({num_given})", "best_of")
+    if best_of > num_given and body.stream:
+        raise InvalidRequest(
+            "best_of: the best are known at the end only, they cannot be streamed", "best_of"
+        )
 
 
 def prompt_terms(body: SamplingBody, max_model_len: int, asked_tokens: int | None) -> PromptTerms:
@@ -117,9 +130,11 @@ def choice_params(
     seed: int,
     tokenizer: Tokenizer,
     grammar: WantedGrammar | None = None,
-    num_choices: int | None = None,
 ) -> list[ChoiceParams]:
-    """Parameters of each of the ``n`` choices of a prompt; they differ in their index only."""
+    """Parameters of each choice of a prompt, ``best_of`` of them included; they differ in their index only.
+
+    Choices of a beam search are all of one search, and have the same.
+    """
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens: {min_tokens} is more than max_tokens ({max_tokens})", "min_tokens")
@@ -128,6 +143,9 @@ def choice_params(
             f"allowed_token_ids: not together with {grammar.param}, which says what is allowed",
             "allowed_token_ids",
         )
+    contest = contest_of(body)
+    if contest is not None and num_logprobs is None:
+        num_logprobs = 0  # what the contest goes by
     base = ChoiceParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -147,8 +165,20 @@ def choice_params(
         grammar=grammar.text if grammar is not None else "",
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         bad_words=_bad_words(body.bad_words or (), tokenizer),
+        beams=beam_params(body),
     )
-    return [base, *(replace(base, choice_index=i) for i in range(1, num_choices or body.n or 1))]
+    if base.beams is not None:
+        return [base] * (body.n or 1)
+    num_choices = contest.num_choices if contest is not None else body.n or 1
+    return [base, *(replace(base, choice_index=i) for i in range(1, num_choices))]
+
+
+def contest_of(body: SamplingBody) -> Contest | None:
+    """What ``best_of`` asks for; None if all choices are given."""
+    num_given = body.n or 1
+    if body.use_beam_search or body.best_of is None or body.best_of <= num_given:
+        return None
+    return Contest(num_given, body.best_of)
 
 
 def text_params(body: SamplingBody) -> TextParams:

@@ -108,17 +108,18 @@ class SamplingBody(WithoutEffect, StructuredFields):
     """Lower is served first, where the engine's policy is priority."""
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     """Share cached prefixes with requests of the same salt alone."""
+    best_of: int | None = Field(None, ge=1)
+    """Choices to generate, of which the ``n`` with the highest mean log-probability of their tokens are given; of a
+    beam search its width."""
     use_beam_search: bool | None = None
+    """Search for the ``n`` likeliest outputs instead of sampling."""
+    length_penalty: float | None = Field(None, ge=-100, le=100)
+    """Of a beam search, whose outputs are ranked by log-probability / length ** penalty. (default: 1)"""
+    early_stopping: Annotated[bool | Literal["never"], Field(union_mode="left_to_right")] | None = None
+    """Of a beam search: once enough outputs have ended, stop at once (true), when no beam is better at its present
+    length (false), or when none can become better (``never``, the default)."""
     prompt_logprobs: int | None = Field(None, ge=0)
     """Log-probabilities of the prompt's own tokens, and of so many likeliest in place of each."""
-
-    @field_validator("use_beam_search")
-    @classmethod
-    def must_be_off(cls, value: Any) -> Any:
-        """Refused rather than dropped."""
-        if value:
-            raise ValueError("is not supported yet")
-        return value
 
     @field_validator("truncate_prompt_tokens")
     @classmethod
@@ -240,8 +241,6 @@ class CompletionBody(SamplingBody):
     ]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1)
-    """Choices to generate, of which the ``n`` with the highest mean log-probability of their tokens are given."""
     add_special_tokens: bool | None = None
     """What the tokenizer adds to a prompt that is text by itself. (default: true)"""
     suffix: Unset

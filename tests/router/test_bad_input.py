@@ -132,7 +132,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "n": 3}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"best_of": 10**9}, "best_of"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"suffix": "end"}, "suffix"),
