@@ -6,12 +6,21 @@ from router.openai.schema import SamplingBody
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import MAX_BEAM_WIDTH, BeamParams
 
+_CHANGING: tuple[tuple[str, object], ...] = (
+    ("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1), ("logit_bias", {}), ("bad_words", []),
+    ("allowed_token_ids", None), ("thinking_token_budget", None),
+)  # fmt: skip
+"""Fields that change what is likely, each with the value that does not."""
 
-def beam_params(body: SamplingBody) -> BeamParams | None:
+
+def beam_params(body: SamplingBody, form_param: str | None = None) -> BeamParams | None:
     """How to search; None if the body asks for sampling. What sampling alone looks at is without effect.
 
+    Args:
+        form_param: the field that asks for a form of output, if one does.
+
     Raises:
-        InvalidRequest: fields that have no meaning together; the engine refuses further ones.
+        InvalidRequest: fields that have no meaning together.
     """
     if not body.use_beam_search:
         for name in ("length_penalty", "early_stopping"):
@@ -23,6 +32,17 @@ def beam_params(body: SamplingBody) -> BeamParams | None:
             "use_beam_search: the likeliest outputs are known at the end only, they cannot be streamed",
             "use_beam_search",
         )
+    changing = [form_param] if form_param is not None else []
+    changing += [name for name, same in _CHANGING if getattr(body, name, None) not in (None, same)]
+    if changing:
+        raise InvalidRequest(
+            f"{changing[0]}: not together with use_beam_search, which ranks by the model's own probabilities",
+            changing[0],
+        )
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(body, name, None)
+        if asked is not None and asked is not False:
+            raise InvalidRequest(f"{name}: not together with use_beam_search", name)
     if body.stop_strings:
         raise InvalidRequest(
             "stop: not together with use_beam_search, which knows tokens alone: give stop_token_ids", "stop"

@@ -165,7 +165,7 @@ def choice_params(
         grammar=grammar.text if grammar is not None else "",
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         bad_words=_bad_words(body.bad_words or (), tokenizer),
-        beams=beam_params(body),
+        beams=beam_params(body, grammar.param if grammar is not None else None),
     )
     if base.beams is not None:
         return [base] * (body.n or 1)

@@ -84,6 +84,11 @@ async def test_a_search_is_told_how_wide_it_is_and_when_it_ends(
         ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
         ({"use_beam_search": True, "stream": True}, "use_beam_search"),
         ({"use_beam_search": True, "stop": "a"}, "stop"),
+        ({"use_beam_search": True, "presence_penalty": 1.0}, "presence_penalty"),
+        ({"use_beam_search": True, "logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"use_beam_search": True, "bad_words": ["a"]}, "bad_words"),
+        ({"use_beam_search": True, "guided_regex": "a+"}, "guided_regex"),
+        ({"use_beam_search": True, "prompt_logprobs": 0}, "prompt_logprobs"),
         ({"use_beam_search": True, "n": 51}, "n"),
         ({"use_beam_search": True, "best_of": 51}, "best_of"),
         ({"use_beam_search": True, "n": 3, "best_of": 2}, "best_of"),
@@ -131,3 +136,22 @@ async def test_the_best_of_a_chat_are_given(make_edge) -> None:
     assert [one["index"] for one in answer["choices"]] == [0, 1]
     assert [one["logprobs"] for one in answer["choices"]] == [None, None]
     assert len(edge.replica.submits) == 4
+
+
+async def test_the_engine_searches_as_the_edge_is_told(make_edge, engine_replica, byte_vocabulary) -> None:
+    replica = engine_replica.EngineReplica(byte_vocabulary)
+    edge = await make_edge(replica)
+
+    async def search(**fields: Any) -> list[str]:
+        asked = asyncio.create_task(edge.complete(use_beam_search=True, max_tokens=5, **fields))
+        await edge.until(lambda: replica.engine.has_work or asked.done())
+        await replica.run()
+        answer = (await asked).json()
+        assert "choices" in answer, answer
+        return [choice["text"] for choice in answer["choices"]]
+
+    three = await search(n=3)
+
+    assert len(set(three)) == 3
+    assert await search(n=3) == three
+    assert await search(n=1, best_of=3) == three[:1]
