@@ -17,6 +17,7 @@ def rate_limit_headers(ingress: Ingress) -> Headers:
     views = [view for model in ingress.models for view in model.replicas.open_views]
     limit = ingress.limits.max_waiting_per_replica * len(views)
     num_waiting = sum(min(view.num_waiting, ingress.limits.max_waiting_per_replica) for view in views)
+    num_waiting = min(limit, num_waiting + sum(model.replicas.num_held for model in ingress.models))
     reset_s = max((view.load.cost.prefill_s(view.num_queued_tokens) for view in views), default=0.0)
     return [
         (b"x-ratelimit-limit-requests", b"%d" % limit),

@@ -96,6 +96,7 @@ class Journal:
         "_attempt",
         "_num_tokens_at_loss",
         "lost_on",
+        "num_charged_tokens",
         "num_suspect_losses",
         "output_token_ids",
         "params",
@@ -117,6 +118,8 @@ class Journal:
         self.num_suspect_losses = 0
         """Replicas that broke under it in a row without a new token of its own: what kills a replica does so in
         its first step there, what gets ahead is a bystander, however many replicas it outlives."""
+        self.num_charged_tokens = 0
+        """Output tokens that its caller has been charged for (``router.tenancy.fair_line``)."""
         self.placements: list[Placement] = []
         """Where it was sent, and why, in order."""
         self._attempt = 0

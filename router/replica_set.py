@@ -16,6 +16,7 @@ from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaShape, ReplicaView
 from router.replica_stream import Recall, ReplicaStream, Sink
+from router.tenancy.fair_line import FairLine
 from workers.engine.errors import Overloaded, ReplicaLost
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ class ReplicaSet:
         self._retired: set[ReplicaStream] = set()
         self._placed: dict[str, ReplicaStream] = {}
         self.num_held = 0
-        """Requests that wait for any replica to be there."""
+        """Requests that wait here: for any replica to be there, or for their caller's turn."""
+        self._line: FairLine[asyncio.Future[None]] = FairLine()
+        self._num_called = 0
+        """Of those in line, called and not placed yet."""
         self._changed = asyncio.Event()
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -93,13 +97,16 @@ class ReplicaSet:
         streams = [*self._streams.values(), *self._retired]
         self._streams.clear()
         self._retired.clear()
+        self._call()
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     async def place_or_wait(self, journal: Journal, sink: Sink, arrival_s: float) -> None:
-        """Place a request, waiting for a replica to be there if none is; ``journal.replica_id`` says where.
+        """Place a request, waiting for its caller's turn, and for a replica to be there if none is.
+
+        ``journal.replica_id`` says where it went.
 
         Raises:
-            Overloaded: all replicas' queues are full.
+            Overloaded: all replicas' queues are full, or the caller's share of those who wait for a turn is.
             ReplicaLost: no replica came within the time set, or the request has lost too many.
         """
         if journal.num_suspect_losses >= self._limits.max_lost_replicas:
@@ -107,13 +114,64 @@ class ReplicaSet:
                 f"{journal.num_suspect_losses} replicas in a row broke before they had a token of this request "
                 f"({', '.join(journal.lost_on[-journal.num_suspect_losses :])}): it is given up"
             )
-        if not self.open_views:
-            self.num_held += 1
-            try:
+        self.num_held += 1
+        is_called = False
+        try:
+            if not journal.is_resumed:
+                is_called = await self._wait_for_turn(journal)
+            if not self.open_views:
                 await self._wait_for_a_replica()
-            finally:
-                self.num_held -= 1
-        self.place(journal, sink, arrival_s)
+            self.place(journal, sink, arrival_s)
+        finally:
+            self.num_held -= 1
+            self._num_called -= is_called
+            if is_called:
+                self._call()
+
+    async def _wait_for_turn(self, journal: Journal) -> bool:
+        """Return once the request may be placed; True if it was called from the line.
+
+        Who is alone waits for nobody: replicas queue its requests themselves, where they are cached.
+        """
+        line, tenant = self._line, journal.prompt.terms.tenant
+        is_contended = line.see(tenant, asyncio.get_running_loop().time())
+        line.charge(tenant, len(journal.prompt), 0)
+        if not is_contended or not (views := self.open_views):
+            return False
+        if not len(line) and any(view.has_room for view in views):
+            return False
+        capacity = self._limits.max_waiting_per_replica * len(views)
+        if len(line) >= capacity and line.num_of(tenant) >= capacity / line.num_callers:
+            raise Overloaded(f"{line.num_of(tenant)} requests of this caller wait already")
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.join(tenant, called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if not line.leave(tenant, called) and not called.cancelled():
+                # It was called in the very moment in which the client left.
+                self._num_called -= 1
+                self._call()
+            raise
+        return True
+
+    def _call(self) -> None:
+        """Let as many go as replicas have room for; all of them where there is no replica, since none will step."""
+        line, views = self._line, self.open_views
+        num_free = sum(view.has_room for view in views) if views else len(line)
+        while len(line) and self._num_called < num_free:
+            called = line.pop()
+            if not called.done():
+                self._num_called += 1
+                called.set_result(None)
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._call()
+
+    def _on_step(self) -> None:
+        if len(self._line):
+            self._call()
 
     async def _wait_for_a_replica(self) -> None:
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
@@ -167,6 +225,9 @@ class ReplicaSet:
         stream = self._placed.pop(journal.engine_id, None)
         if stream is not None:
             stream.cancel(journal.engine_id)
+            num_new = len(journal.output_token_ids) - journal.num_charged_tokens
+            journal.num_charged_tokens += num_new
+            self._line.charge(journal.prompt.terms.tenant, 0, num_new)
 
     def _admitting(self, journal: Journal) -> list[ReplicaView]:
         """Replicas that may be asked to take this request; at least one."""
@@ -194,13 +255,14 @@ class ReplicaSet:
                     address,
                     self.index,
                     self._timeouts,
-                    self._changed.set,
+                    self._on_change,
                     self._recall,
                     self._group,
                 )
+                stream.on_step = self._on_step
                 self._streams[replica_id] = stream
                 stream.start()
-        self._changed.set()
+        self._on_change()
 
     def _retire(self, stream: ReplicaStream) -> None:
         self._retired = {s for s in self._retired if not s.has_ended}

@@ -82,6 +82,8 @@ class ReplicaStream:
         self.index_key = f"{replica_id}@{address}"
         """Its name in the prefix index: a replica that comes back elsewhere starts afresh."""
         self.view: ReplicaView | None = None
+        self.on_step: Callable[[], None] = lambda: None
+        """Called after each step's news have been taken in."""
         self.num_losses = 0
         """Times that an open stream ended."""
         self._index = index
@@ -296,6 +298,7 @@ class ReplicaStream:
             if not self._index.apply(self.index_key, cache.first_sequence, cache.stored, cache.evicted):
                 log.warning("replica %s: cache events are missing, asking for a snapshot", self.replica_id)
                 self._outgoing.put_nowait(pb.IngressMessage(resync=pb.Resync()))
+        self.on_step()
         if self._is_retired:
             self._end_if_idle()
 

@@ -180,6 +180,11 @@ class _RouterCollector(Collector):
         at_replicas = GaugeMetricFamily(
             "shoal_router_requests_at_replicas", "Engine requests out", labels=["model"]
         )
+        held = GaugeMetricFamily(
+            "shoal_router_held_requests",
+            "Requests that wait here for a replica, or for their caller's turn",
+            labels=["model"],
+        )
         num_open = GaugeMetricFamily(
             "shoal_router_open_replicas", "Replicas that requests can be placed on", labels=["model"]
         )
@@ -192,11 +197,12 @@ class _RouterCollector(Collector):
             dropped.add_metric(label, replicas.index.num_dropped)
             hashes.add_metric(label, replicas.index.num_hashes)
             at_replicas.add_metric(label, replicas.num_placed)
+            held.add_metric(label, replicas.num_held)
             num_open.add_metric(label, len(replicas.open_views))
         tasks = GaugeMetricFamily("shoal_ingress_tasks", "Asyncio tasks of the ingress process")
         tasks.add_metric([], self._ingress.num_tasks)
         yield tasks
-        yield from (placed, tokens, hits, resumed, dropped, hashes, at_replicas, num_open)
+        yield from (placed, tokens, hits, resumed, dropped, hashes, at_replicas, held, num_open)
 
 
 class _UsageCollector(Collector):

@@ -18,6 +18,12 @@ STEPS_TO_SETTLE = 2
 """Step messages after which a request shows in the load: one may have been under way when it was sent."""
 
 
+ROOM_STEPS = 2
+"""Full steps of prompt tokens that may queue where more requests could come: one runs, one is planned ahead."""
+ROOM_SEATS_SHARE = 64
+"""Where all seats are taken, for one in so many a request may wait: about as many end within a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
     """What a replica says of itself when a stream opens; fixed until the stream ends."""
@@ -94,6 +100,16 @@ class ReplicaView:
     def num_waiting(self) -> int:
         """Requests that wait there, own bookings included."""
         return self.load.num_waiting + len(self._unseen)
+
+    @property
+    def has_room(self) -> bool:
+        """True while a further request would soon be computed there; beyond, it might as well wait elsewhere.
+
+        What is queued keeps the replica busy until a word of its steps has come and an answer to it has gone back.
+        """
+        seats = self.shape.max_num_seqs
+        has_seats = self.num_sequences < seats or self.num_waiting < max(1, seats // ROOM_SEATS_SHARE)
+        return has_seats and self.num_queued_tokens < ROOM_STEPS * self.shape.max_num_batched_tokens
 
     @property
     def is_prefilling(self) -> bool:

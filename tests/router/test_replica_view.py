@@ -66,3 +66,17 @@ def test_booking_an_id_again_replaces_the_first(view: ReplicaView) -> None:
     assert view.num_queued_tokens == 32
     view.clear_bookings()
     assert view.num_queued_tokens == 0
+
+
+def test_room_is_a_free_seat_and_no_more_prompt_tokens_than_the_next_steps_take() -> None:
+    view = ReplicaView("a", ReplicaShape(max_num_seqs=4, max_num_batched_tokens=100))
+
+    def load(**fields: int) -> bool:
+        view.apply_load(msgspec.structs.replace(NO_LOAD, **fields))
+        return view.has_room
+
+    assert load(num_running=3)
+    assert load(num_running=4)  # the one that comes is the first to wait
+    assert not load(num_running=4, num_waiting=1)
+    assert load(num_running=1, num_waiting=2)  # those are taken up at the next step
+    assert not load(num_running=1, num_waiting=2, num_queued_tokens=200)
