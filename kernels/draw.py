@@ -1,4 +1,4 @@
-"""From logits to tokens in two passes without a sort: the common case of sampling, inside a decode step's graph.
+"""From logits to tokens without a sort: sampling inside a decode step's graph, but for what changes logits first.
 
 The draw is that of ``kernels.sampler``: stretches of the vocabulary race, then the tokens of the winner. A program of
 the first pass lets sixteen stretches race, the second pass their winners, then the tokens. Where ranks share the
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.filters import Filters, filter_floors
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.philox import Streams
 from kernels.sampler import STRETCH_RACE, TOKEN_RACE, sample
@@ -34,6 +35,7 @@ class DrawParams:
     """int64."""
     choices: Tensor
     """int32."""
+    filters: Filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ def draw_ref(
     """Say in plain torch which tokens ``draw`` must take; [num_rows] int64."""
     rows = rows.long()
     streams = Streams(params.seeds[rows], params.choices[rows].long(), positions.long())
-    return sample(logits.float(), params.temperatures[rows], streams, vocab=vocab)
+    filters = Filters(
+        *(one[rows] for one in (params.filters.min_p, params.filters.top_k, params.filters.top_p))
+    )
+    return sample(logits.float(), params.temperatures[rows], streams, filters, vocab)
 
 
 def draw(
@@ -90,10 +95,15 @@ def draw(
         raise ValueError(f"scratch has {scratch.numel()} numbers of {scratch.dtype}: float64 is needed")
     if not logits.is_contiguous():
         raise ValueError("logits are not contiguous")
+    # Of a share of the vocabulary nobody knows what the filters keep: such rows are sampled by other means.
+    floors = None
+    if share is None:
+        floors = filter_floors(logits, params.temperatures, params.filters, rows, num_rows)
     pdl = has_pdl(logits.device)
     first_token = share.first_token if share is not None else 0
     _race_stretches_kernel[(num_padded, num_parts)](
         logits,
+        floors,
         params.temperatures,
         params.seeds,
         params.choices,
@@ -113,6 +123,7 @@ def draw(
     )
     _draw_kernel[(num_padded,)](
         logits,
+        floors,
         params.temperatures,
         params.seeds,
         params.choices,
@@ -172,6 +183,7 @@ def _log_exponentials(seed, position, choice, lanes, RACE: tl.constexpr):
 @triton.jit
 def _race_stretches_kernel(
     logits_ptr,
+    floors_ptr,
     temperatures_ptr,
     seeds_ptr,
     choices_ptr,
@@ -209,6 +221,8 @@ def _race_stretches_kernel(
     tl.store(place + 1, first.to(tl.float64))
     if temperature > 0:
         inverse = 1.0 / temperature
+        if floors_ptr is not None:
+            logits = tl.where(logits >= tl.load(floors_ptr + index), logits, float("-inf"))
         # Each stretch by itself: the same sums whichever others a program has.
         shift = tl.max(logits, axis=1)
         shift = tl.where(shift == float("-inf"), 0.0, shift)
@@ -232,6 +246,7 @@ def _race_stretches_kernel(
 @triton.jit
 def _draw_kernel(
     logits_ptr,
+    floors_ptr,
     temperatures_ptr,
     seeds_ptr,
     choices_ptr,
@@ -274,7 +289,10 @@ def _draw_kernel(
         columns = stretch * STRETCH + lanes
         logits = tl.load(
             logits_ptr + index.to(tl.int64) * vocab + columns, mask=columns < vocab, other=float("-inf")
-        ).to(tl.float64)
+        ).to(tl.float32)
+        if floors_ptr is not None:
+            logits = tl.where(logits >= tl.load(floors_ptr + index), logits, float("-inf"))
+        logits = logits.to(tl.float64)
         scores = _log_exponentials(
             tl.load(seeds_ptr + row), position, tl.load(choices_ptr + row), lanes, RACE
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.filters import Filters, filter_floors
 from kernels.philox import Streams, exponentials
 from kernels.vocab_shard import STRETCH, VocabShard, WholeVocab
 
@@ -21,25 +22,18 @@ def sample(
     logits: Tensor,
     temperatures: Tensor,
     streams: Streams,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-    max_top_k: int = 0,
+    filters: Filters | None = None,
     vocab: VocabShard | None = None,
 ) -> Tensor:
     """Draw one token id a row; [num_rows] int64.
 
-    Filters apply in this order, each to the distribution that the last one left: temperature, min-p, top-k, top-p.
-    Tokens that tie with the last one kept are kept.
+    Temperature comes before the filters, which see the distribution that it makes.
 
     Args:
         logits: [num_rows, vocab] float32; minus infinity is never drawn.
         temperatures: [num_rows] float32; 0 takes the likeliest token.
         streams: where each row's random numbers come from.
-        top_k: [num_rows] int64, 0 is off; None if off for all rows.
-        top_p: [num_rows] float32, 1 is off; None if off for all rows.
-        min_p: [num_rows] float32, 0 is off; None if off for all rows.
-        max_top_k: the largest value in ``top_k``; known to the caller, so that nothing waits for a device.
+        filters: one of each a row; None if all are off for all rows.
         vocab: which tokens ``logits`` are of; None: all.
     """
     vocab = vocab or WholeVocab(logits.shape[1])
@@ -48,16 +42,10 @@ def sample(
     best, at = logits.max(-1)
     scaled = logits - vocab.highest(best)[:, None]
     scaled /= torch.where(is_greedy, 1.0, temperatures)[:, None]
-    if min_p is not None:
-        scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
-    if top_k is not None and max_top_k > 0:
-        kth = (top_k - 1).clamp(min=0, max=vocab.size - 1)
-        kept = vocab.side_by_side(_top(scaled, max_top_k)[0])
-        floor = kept.sort(dim=-1, descending=True).values.gather(1, kth[:, None])
-        scaled.masked_fill_((scaled < floor) & (top_k > 0)[:, None], float("-inf"))
+    if filters is not None:
+        floors = filter_floors(vocab.whole(logits), temperatures, filters)
+        scaled.masked_fill_(logits < floors[:, None], float("-inf"))
     weights = scaled.exp_()
-    if top_p is not None:
-        weights.masked_fill_(weights < _nucleus(vocab.whole(weights), top_p)[:, None], 0.0)
     scores, tokens = _race(weights, streams, vocab)
     scores = torch.where(is_greedy, -best.double(), scores)
     return _winner(scores, torch.where(is_greedy, at, tokens), vocab)
@@ -104,30 +92,6 @@ def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     missing = (0, count - top.values.shape[1])
     pad = torch.nn.functional.pad
     return pad(top.values, missing, value=float("-inf")), pad(top.indices, missing)
-
-
-def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Least weight among the fewest likeliest tokens that hold ``top_p`` of each row's mass (Holtzman et al. 2020)."""
-    total = weights.sum(-1, dtype=torch.float64)
-    wanted = total * top_p.double()
-    if weights.device.type == "cpu":
-        # Tokens below this weight hold less than what the nucleus may leave out, all of them together.
-        least = (total - wanted) / weights.shape[1]
-        floor = torch.zeros_like(top_p)
-        for row in (top_p < 1.0).nonzero().flatten().tolist():
-            candidates = weights[row][weights[row] >= least[row]].sort(descending=True).values
-            floor[row] = _nucleus_floor(candidates[None], wanted[row : row + 1])
-        return floor
-    # Counting candidates would wait for the device.
-    floor = _nucleus_floor(weights.sort(dim=-1, descending=True).values, wanted)
-    return torch.where(top_p < 1.0, floor, 0.0)
-
-
-def _nucleus_floor(descending: Tensor, wanted: Tensor) -> Tensor:
-    """Smallest weight kept of each row, so that the kept ones reach ``wanted``."""
-    before = descending.cumsum(-1, dtype=torch.float64) - descending
-    last = ((before < wanted[:, None]).sum(-1, keepdim=True) - 1).clamp(min=0)
-    return descending.gather(1, last).squeeze(1)
 
 
 def _race(weights: Tensor, streams: Streams, vocab: VocabShard) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import few_rows, gemv
 from kernels.decode_attention_work import DecodeWork, decode_attention_over_work
 from kernels.draw import DrawParams, draw, draw_scratch_len
+from kernels.filters import Filters
 from kernels.prefill_attention import prefill_attention
 from kernels.prefill_attention_hopper import QueryTiles
 from kernels.rms_norm import add_rms_norm
@@ -175,12 +176,15 @@ def _small_kernels(config: ModelConfig, ceilings: Ceilings, num_rows: int) -> It
     yield _result("RoPE + KV write", size, us, 2 * qkv.numel() * 2 * to_us)
     logits = _random(num_rows, config.vocab_size)
     rows = torch.arange(num_rows, dtype=torch.int32, device="cuda")
-    params = DrawParams(torch.ones(num_rows, device="cuda"), positions, rows)
+    ones = torch.ones(num_rows, device="cuda")
     count = torch.tensor([num_rows], dtype=torch.int32, device="cuda")
     token_ids = torch.zeros(num_rows, 512, dtype=torch.int32, device="cuda")
     scratch = torch.zeros(draw_scratch_len(num_rows, config.vocab_size), dtype=torch.float64, device="cuda")
-    us = _time([lambda: draw(logits, params, count, rows, rows, token_ids, rows.clone(), scratch)] * 5)
-    yield _result("draw", size, us, logits.numel() * 2 * to_us)
+    for name, top_k, top_p in (("draw", 0, 1.0), ("draw, top-p", 0, 0.9), ("draw, top-k, top-p", 20, 0.9)):
+        filters = Filters(ones * 0, torch.full_like(rows, top_k), ones * top_p)
+        params = DrawParams(ones, positions, rows, filters)
+        run = functools.partial(draw, logits, params, count, rows, rows, token_ids, rows.clone(), scratch)
+        yield _result(name, size, _time([run] * 5), logits.numel() * 2 * to_us)
 
 
 def _paged_cache(config: ModelConfig, num_rows: int, context: int) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class SamplingParams:
             self._check("min_tokens", self.min_tokens, 0, self.max_tokens)
         self._check("temperature", self.temperature, 0, 100)
         self._check("top_p", self.top_p, 1e-9, 1)
-        self._check("top_k", self.top_k, -1, math.inf)
+        self._check("top_k", self.top_k, -1, 2**31 - 1)
         self._check("min_p", self.min_p, 0, 1)
         self._check("presence_penalty", self.presence_penalty, -2, 2)
         self._check("frequency_penalty", self.frequency_penalty, -2, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -16,7 +17,7 @@ import torch
 from paged_cache import make_cache
 from torch import Tensor
 
-from kernels import block_copy, draw, few_rows, gemv, rms_norm, rope_kv_write, silu_mul
+from kernels import block_copy, draw, few_rows, filters, gemv, rms_norm, rope_kv_write, silu_mul
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
 from kernels import paged_decode_attention as decode
@@ -36,6 +37,11 @@ def check_draws() -> None:
         torch.tensor([0.0, 1.0, 0.7, 2.0, 0.3, 1.0]),
         torch.tensor([1, 2**40, -5, 7, 8, 9]),
         torch.tensor([0, 1, 0, 0, 2, 1], dtype=torch.int32),
+        filters.Filters(
+            torch.tensor([0.0, 0.0, 0.1, 0.0, 0.0, 0.0]),
+            torch.tensor([0, 7, 0, 20, 0, 0], dtype=torch.int32),
+            torch.tensor([0.5, 1.0, 1.0, 0.9, 1.0, 0.8]),
+        ),
     )
     token_ids, drawn = torch.zeros(6, 12, dtype=torch.int32), torch.full((5,), -1, dtype=torch.int32)
     scratch = torch.empty(draw.draw_scratch_len(5, 9000), dtype=torch.float64)
@@ -44,6 +50,9 @@ def check_draws() -> None:
     assert drawn.tolist() == [*want[:4].tolist(), -1]
     assert token_ids[rows[:4].long(), starts[:4].long() + 1].tolist() == drawn[:4].tolist()
     told: list[Tensor] = []
+    off = filters.Filters(torch.zeros(6), torch.zeros(6, dtype=torch.int32), torch.ones(6))
+    params = replace(params, filters=off)
+    draw.draw(logits, params, torch.tensor([4], dtype=torch.int32), rows, starts, token_ids, drawn, scratch)
     # Each rank's candidates alone; then as the last rank has them all.
     for own, is_last in ((range(4864), False), (range(4864, 9000), True)):
         candidates, columns = (
@@ -82,6 +91,25 @@ def check_draws() -> None:
     assert not whole.any()
 
 
+def check_filters() -> None:
+    """Floors keep what their reference keeps, but for what is never drawn."""
+    for dtype, vocab in ((torch.float32, 3000), (torch.float16, 300)):
+        logits = (torch.randn(8, vocab) * 3).to(dtype)
+        logits[1] *= 0.02  # nearly all of it is the nucleus
+        logits[2, 5:] = float("-inf")
+        temperatures = torch.tensor([1.0, 2.0, 1.0, 0.0, 1e-38, 0.7, 0.3, 1.0])
+        given = filters.Filters(
+            torch.tensor([0.0, 0.0, 0.0, 0.1, 0.0, 0.2, 0.05, 0.0]),
+            torch.tensor([0, 0, 3, 4, 9, 0, 40, vocab], dtype=torch.int32),
+            torch.tensor([0.9, 0.9, 1.0, 0.5, 0.5, 1.0, 0.9, 0.0]),
+        )
+        rows = torch.arange(8, dtype=torch.int32)
+        got = filters.filter_floors(logits, temperatures, given, rows, torch.tensor([8], dtype=torch.int32))
+        wanted = filters.filter_floors_ref(logits, temperatures, given)
+        logits = logits.float()
+        assert torch.equal(logits >= got[:, None], logits >= wanted[:, None])
+
+
 def check_block_copies() -> None:
     """Copies move bytes: they must equal their reference."""
     source = torch.randn(5, 3, 700)
@@ -99,6 +127,7 @@ def main() -> None:
     torch.manual_seed(0)
     check_block_copies()
     check_draws()
+    check_filters()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())
         for name, got, want in cases()

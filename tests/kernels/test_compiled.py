@@ -20,6 +20,7 @@ from kernels import (  # noqa: E402
     decode_attention_work,
     draw,
     few_rows,
+    filters,
     gemv,
     paged_decode_attention,
     prefill_attention,
@@ -392,6 +393,7 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
     types = pointers | {
         "logits_ptr": "*bf16",
         "temperatures_ptr": "*fp32",
+        "floors_ptr": "*fp32",
         "scratch_ptr": "*fp64",
         "seeds_ptr": "*i64",
         "choices_ptr": "*i32",
@@ -421,6 +423,24 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
     )
 
     assert not any(spilled_bytes(one, tmp_path) for one in (sums, drawn, of_many, settled))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("kind", "unit"), [("*bf16", 1 << 16), ("*fp32", 1)])
+def test_filters_keep_their_registers(architecture: int, kind: str, unit: int, tmp_path: Path) -> None:
+    types = dict.fromkeys(("temperatures_ptr", "min_ps_ptr", "top_ps_ptr", "floors_ptr"), "*fp32")
+    types |= dict.fromkeys(("top_ks_ptr", "rows_ptr", "num_rows_ptr"), "*i32") | {"logits_ptr": kind}
+
+    compiled = compile_kernel(
+        filters._filter_floors_kernel,
+        architecture,
+        types,
+        filters.kernel_constants(128256, unit) | {"PDL": architecture == 90},
+        num_warps=filters.NUM_WARPS,
+    )
+
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
+    assert spilled_bytes(compiled, tmp_path) == 0
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

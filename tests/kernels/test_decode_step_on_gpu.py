@@ -18,6 +18,7 @@ from kernels.decode_attention_work import (
 )
 from kernels.decode_prepare import DecodeColumns, decode_prepare, decode_prepare_ref
 from kernels.draw import DrawParams, draw, draw_ref, draw_scratch_len
+from kernels.filters import Filters
 from kernels.shared_prefix_attention import SharedWork, members_a_piece
 from workers.model.attention_work import TILE, cut_contexts
 from workers.model.shared_prefixes import SharedPrefixes
@@ -208,6 +209,11 @@ def test_draws_are_those_of_the_reference(dtype: torch.dtype, vocab: int) -> Non
         torch.linspace(0, 2, 80, device="cuda"),
         torch.randint(-(2**60), 2**60, (80,), device="cuda"),
         torch.arange(80, device="cuda", dtype=torch.int32) % 3,
+        Filters(
+            torch.where(torch.arange(80, device="cuda") % 3 == 0, 0.02, 0.0),
+            torch.arange(80, device="cuda", dtype=torch.int32) % 4 * 17,
+            torch.where(torch.arange(80, device="cuda") % 5 < 3, 0.9, 1.0),
+        ),
     )
     rows = torch.randperm(80, device="cuda", dtype=torch.int32)[:padded].contiguous()
     starts = torch.randint(0, 30, (padded,), device="cuda", dtype=torch.int32)
@@ -218,9 +224,15 @@ def test_draws_are_those_of_the_reference(dtype: torch.dtype, vocab: int) -> Non
 
     draw(logits, params, count, rows, starts, token_ids, drawn, scratch)
 
-    want = draw_ref(logits[:num_rows], params, rows[:num_rows], starts[:num_rows] + 1)
-    # Two that arrive at the same time but for rounding may change places.
-    assert (drawn[:num_rows] == want).sum() >= num_rows - 1
+    on_cpu = DrawParams(
+        params.temperatures.cpu(),
+        params.seeds.cpu(),
+        params.choices.cpu(),
+        Filters(params.filters.min_p.cpu(), params.filters.top_k.cpu(), params.filters.top_p.cpu()),
+    )
+    want = draw_ref(logits[:num_rows].cpu(), on_cpu, rows[:num_rows].cpu(), starts[:num_rows].cpu() + 1)
+    # Two that arrive at the same time but for rounding may change places, as may one that just fits a filter.
+    assert (drawn[:num_rows].cpu() == want).sum() >= num_rows - 1
     assert (drawn[num_rows:] == -1).all()
     stored = token_ids[rows[:num_rows].long(), starts[:num_rows].long() + 1]
     assert torch.equal(stored, drawn[:num_rows])

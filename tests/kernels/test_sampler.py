@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.filters import Filters
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams, exponentials, philox_4x32
 from kernels.sampler import log_probabilities, sample
 
-NUM_DRAWS = 20_000
+NUM_DRAWS = 10_000
 
 
 def draw(
@@ -26,10 +27,11 @@ def draw(
         logits.expand(num_draws, -1),
         torch.full((num_draws,), temperature),
         streams,
-        torch.full((num_draws,), top_k),
-        torch.full((num_draws,), top_p),
-        torch.full((num_draws,), min_p),
-        max_top_k=top_k,
+        Filters(
+            torch.full((num_draws,), min_p),
+            torch.full((num_draws,), top_k, dtype=torch.int32),
+            torch.full((num_draws,), top_p),
+        ),
     )
 
 
@@ -143,17 +145,14 @@ def test_a_sample_does_not_depend_on_its_neighbours() -> None:
         torch.arange(6) // 3,
     )
     temperatures = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0, 1.0])
-    top_k, top_p = torch.tensor([0, 5, 3, 0, 40, 0]), torch.tensor([0.9, 1.0, 1.0, 0.5, 0.9, 1.0])
-    together = sample(
-        logits, temperatures, Streams(seeds, choices, positions), top_k, top_p, None, max_top_k=40
-    )
+    min_p, top_p = torch.tensor([0.0, 0.1, 0.0, 0.0, 0.01, 0.0]), torch.tensor([0.9, 1.0, 1.0, 0.5, 0.9, 1.0])
+    top_k = torch.tensor([0, 5, 3, 0, 40, 0], dtype=torch.int32)
+    together = sample(logits, temperatures, Streams(seeds, choices, positions), Filters(min_p, top_k, top_p))
 
     for row in range(6):
         one = slice(row, row + 1)
         streams = Streams(seeds[one], choices[one], positions[one])
-        alone = sample(
-            logits[one], temperatures[one], streams, top_k[one], top_p[one], None, max_top_k=int(top_k[row])
-        )
+        alone = sample(logits[one], temperatures[one], streams, Filters(min_p[one], top_k[one], top_p[one]))
         assert alone == together[row]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.filters import Filters
 from kernels.philox import Streams
 from kernels.sampler import likeliest, log_probabilities, sample
 from kernels.vocab_shard import STRETCH
@@ -75,11 +76,12 @@ def test_the_same_tokens_are_drawn(parts: list[range], filters: tuple[int, float
             logits[:, own.start : own.stop],
             temperatures,
             Streams(torch.full((NUM_ROWS,), 5), torch.zeros(NUM_ROWS).long(), torch.arange(NUM_ROWS)),
-            torch.full((NUM_ROWS,), top_k) if top_k else None,
-            torch.full((NUM_ROWS,), top_p) if top_p < 1 else None,
-            torch.full((NUM_ROWS,), min_p) if min_p else None,
-            max_top_k=top_k,
-            vocab=shard,
+            Filters(
+                torch.full((NUM_ROWS,), min_p),
+                torch.full((NUM_ROWS,), top_k, dtype=torch.int32),
+                torch.full((NUM_ROWS,), top_p),
+            ),
+            shard,
         )
 
     alone = run(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.draw import DrawShare, draw
+from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
@@ -17,6 +20,8 @@ from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
+from workers.model.largest_steps import largest_steps
+from workers.model.memory_account import MemoryAccount, used_bytes
 from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
 from workers.model.prompt_scorer import ScoredPrompts
@@ -24,7 +29,12 @@ from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
 from workers.model.row_sampler import SampledLogprobs, SampledRow
 
+_log = logging.getLogger(__name__)
 _NO_BLOCK = -1
+_SPARE_PIECES = [1 << 20] * 16 + [32 << 20] * 8
+"""Bytes that are kept for what the largest steps do not foresee: small pieces are kept apart from large ones."""
+_MEASURED_BLOCKS = 4
+"""Of the cache over which memory is measured: it need only be there."""
 
 
 @dataclass(slots=True)
@@ -34,7 +44,7 @@ class _Deferred:
     places: list[int]
     rows: list[SampledRow]
     logits: Tensor
-    """float32, a copy: the next step overwrites the step's own."""
+    """A copy: the next step overwrites the step's own."""
     token_ids: Tensor | None = None
     """On their way to the host once sampled."""
     logprobs: SampledLogprobs | None = None
@@ -69,6 +79,7 @@ class CudaRank(Rank):
     @torch.inference_mode()
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """See ``Rank``; the memory of decode steps is taken as well."""
+        self._graphs = self._prefill_graphs = None  # they name memory that is given back now
         super().allocate(num_blocks, num_host_blocks)
         config, model = self.config, self.model_config
         self._buffers = DecodeBuffers(
@@ -83,22 +94,25 @@ class CudaRank(Rank):
         )
         self._is_plain = [True] * config.max_num_seqs
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile kernels and record graphs. All ranks of a group must do it together."""
+        self._capture()
+        self._run_largest_steps()
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """Record the graphs, and compile what runs outside of them."""
         assert self._kv_cache is not None, "memory is allocated before warm-up"
-        forward = DecodeForward(self._decoder, self._kv_cache, self._buffers.logits)
-        graphs = DecodeGraphs(
-            forward,
-            self._buffers,
-            self._batch,
-            self._decoder.embedding,
-            self._decoder.vocab.own.start,
-            graph_sizes(self.config.max_num_seqs),
-        )
         if not self.config.enforce_eager:
-            graphs.capture()
-            self._graphs = graphs
+            self._graphs = DecodeGraphs(
+                DecodeForward(self._decoder, self._kv_cache, self._buffers.logits),
+                self._buffers,
+                self._batch,
+                self._decoder.embedding,
+                self._decoder.vocab.own.start,
+                graph_sizes(self.config.max_num_seqs),
+            )
+            self._graphs.capture()
             self._prefill_graphs = PrefillGraphs(
                 self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
             )
@@ -106,6 +120,52 @@ class CudaRank(Rank):
         self._warm_up_prefill()
         torch.cuda.synchronize()
 
+    def _cuda_kv_bytes(self) -> int:
+        if self.config.tp_size > 1:
+            return super()._cuda_kv_bytes()  # steps of a group are in step from the start, and that is later
+        account = self._measure_memory()
+        _log.info("device memory: %s", account)
+        return account.kv_bytes(self.config.gpu_memory_utilization)
+
+    def _measure_memory(self) -> MemoryAccount:
+        """Do all that serving will do over a cache of a few blocks, see what that takes, and give it back.
+
+        Raises:
+            UserError: not even that fits the device.
+        """
+        device = self.device
+        torch.cuda.empty_cache()
+        loaded, weights = used_bytes(device), torch.cuda.memory_allocated(device)
+        try:
+            self.allocate(_MEASURED_BLOCKS)
+            self._capture()
+            captured = used_bytes(device)
+            self._run_largest_steps()
+            stepped = used_bytes(device)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"the device has no memory for steps of {self.config.max_num_batched_tokens} tokens and "
+                f"{self.config.max_num_seqs} requests: lower max_num_batched_tokens or max_num_seqs",
+                "max_num_batched_tokens",
+            ) from error
+        self._give_back()
+        return MemoryAccount(
+            total=torch.cuda.mem_get_info(device)[1],
+            weights=weights,
+            other=loaded - weights,
+            graphs=captured - loaded - _MEASURED_BLOCKS * self._layout.block_bytes,
+            steps=stepped - captured,
+        )
+
+    def _give_back(self) -> None:
+        """Let go of what ``allocate`` and ``warm_up`` have taken."""
+        self._graphs = self._prefill_graphs = None
+        self._kv_cache = self._copies = None
+        del self._buffers, self._batch, self._sampler, self._pooler, self._scorer
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See ``Executor``."""
         assert len(self._queue) < MAX_LAUNCHED, "each launched step has pinned memory of its own"
@@ -179,7 +239,6 @@ class CudaRank(Rank):
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
         return CudaBlockCopies(kv_cache, host)
 
-    @torch.inference_mode()
     def _run_step(self, plan: StepPlan) -> _Launched:
         if self._copies is not None:
             self._copies.begin(plan)
@@ -189,7 +248,7 @@ class CudaRank(Rank):
             return self._finish(plan, started, [], [], self._buffers.logits)
         self._share(plan)
         for new in plan.new_rows:
-            self._is_plain[new.row] = is_plain(new.params)
+            self._is_plain[new.row] = is_plain(new.params, self._buffers.share is None)
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
         self._scorer.enter(plan.new_rows)
@@ -288,9 +347,8 @@ class CudaRank(Rank):
         """Keep what is needed to sample these rows later; what the draw took for them is overwritten then."""
         sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
         index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
-        return _Deferred(places, sampled, logits[index].float())
+        return _Deferred(places, sampled, logits[index])
 
-    @torch.inference_mode()
     def _sample_late(self, late_masks: LateMasks) -> None:
         """Sample the deferred rows of an earlier step, before a step that reads their tokens."""
         step = next(step for step in self._queue if step.plan.step_id == late_masks.step_id)
@@ -318,10 +376,31 @@ class CudaRank(Rank):
         sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
         index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
         allowed = {i: masks[place] for i, place in enumerate(places) if place in masks}
-        token_ids, logprobs = self._sampler.sample(logits[index].float(), sampled, allowed)
+        token_ids, logprobs = self._sampler.sample(logits[index], sampled, allowed)
         self._batch.store([row.row for row in sampled], [row.position for row in sampled], token_ids)
         self._buffers.drawn[index] = token_ids.to(torch.int32)
         return logprobs
+
+    def _run_largest_steps(self) -> None:
+        """Take the memory that the largest steps need, so that none is taken from CUDA later."""
+        config = self.config
+        for plans in largest_steps(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self.max_model_len,
+            config.block_size,
+            self.model_config.vocab_size,
+        ):
+            for plan in plans:
+                self.launch(plan)
+            # As in serving, results of one step are on their way while the next is launched.
+            while len(self._queue) > 2:
+                self.collect()
+        while self._queue:
+            self.collect()
+        # Requests of other sizes leave gaps of other sizes.
+        spare = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in _SPARE_PIECES]
+        del spare
 
     def _warm_up_prefill(self) -> None:
         """Compile the kernels of prefill and mixed steps; leaves no trace, since blocks are written before read."""
@@ -342,12 +421,14 @@ class CudaRank(Rank):
             self.collect()
 
 
-def is_plain(params: ChoiceParams) -> bool:
-    """True if ``kernels.draw`` alone samples it: no filter, penalty, bias, forbidden token or log-probability."""
+def is_plain(params: ChoiceParams, has_all_tokens: bool) -> bool:
+    """True if ``kernels.draw`` alone samples it: no penalty, bias, forbidden token or log-probability.
+
+    Filters need a rank that has the logits of all tokens.
+    """
+    has_filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     return (
-        params.top_k <= 0
-        and params.top_p >= 1
-        and params.min_p <= 0
+        (has_all_tokens or not has_filters)
         and not params.has_penalties
         and not params.logit_bias
         and params.num_logprobs is None

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWork
 from kernels.decode_prepare import DecodeColumns
 from kernels.draw import DrawParams, DrawShare, draw_scratch_len
+from kernels.filters import Filters
 from kernels.shared_prefix_attention import SHARED_FIELDS, SharedWork, members_a_piece
 from workers.engine.plan import Branch, NewRow
 from workers.model.attention_work import TILE, cut_contexts
@@ -90,6 +91,11 @@ class DecodeBuffers:
             temperatures=torch.zeros(rows, dtype=torch.float32, device=device),
             seeds=torch.zeros(rows, dtype=torch.int64, device=device),
             choices=torch.zeros(rows, dtype=torch.int32, device=device),
+            filters=Filters(
+                min_p=torch.zeros(rows, dtype=torch.float32, device=device),
+                top_k=torch.zeros(rows, dtype=torch.int32, device=device),
+                top_p=torch.ones(rows, dtype=torch.float32, device=device),
+            ),
         )
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self.slots = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -158,14 +164,24 @@ class DecodeBuffers:
         if not new_rows:
             return
         self._prefixes.forget()
-        rows = _upload([new.row for new in new_rows], torch.int64, self.hidden.device)
-        params = [new.params for new in new_rows]
-        for tensor, values in (
-            (self.params.temperatures, [one.temperature for one in params]),
-            (self.params.seeds, [_wrapped(one.seed) for one in params]),
-            (self.params.choices, [one.choice_index for one in params]),
-        ):
-            tensor[rows] = _upload(values, tensor.dtype, tensor.device)
+        params, filters = self.params, self.params.filters
+        given = [new.params for new in new_rows]
+        columns: list[tuple[Tensor, list[int] | list[float]]] = [
+            # Eight bytes each, as the rows: these come first.
+            (params.seeds, [_wrapped(one.seed) for one in given]),
+            (params.temperatures, [one.temperature for one in given]),
+            (params.choices, [one.choice_index for one in given]),
+            (filters.min_p, [one.min_p for one in given]),
+            (filters.top_k, [one.top_k for one in given]),
+            (filters.top_p, [one.top_p for one in given]),
+        ]
+        told = [torch.tensor([new.row for new in new_rows])]
+        told += [torch.tensor(values, dtype=tensor.dtype) for tensor, values in columns]
+        # One copy for all of them.
+        packed = torch.cat([one.view(torch.uint8) for one in told]).pin_memory()
+        rows, *parts = packed.to(self.hidden.device, non_blocking=True).split([one.nbytes for one in told])
+        for (tensor, _), part in zip(columns, parts, strict=True):
+            tensor[rows.view(torch.int64)] = part.view(tensor.dtype)
 
     def branch(self, branches: Sequence[Branch]) -> None:
         """Take over the sampling parameters of the rows that others go on from."""
@@ -173,7 +189,15 @@ class DecodeBuffers:
         device = self.hidden.device
         rows = _upload([one.row for one in branches], torch.int64, device)
         sources = _upload([one.source for one in branches], torch.int64, device)
-        for tensor in (self.params.temperatures, self.params.seeds, self.params.choices):
+        params, filters = self.params, self.params.filters
+        for tensor in (
+            params.temperatures,
+            params.seeds,
+            params.choices,
+            filters.min_p,
+            filters.top_k,
+            filters.top_p,
+        ):
             tensor[rows] = tensor[sources]
 
     def _stage_cut(self, staged: NDArray[np.int32]) -> int:
@@ -217,5 +241,5 @@ def _wrapped(seed: int) -> int:
     return ((seed + 2**63) % 2**64) - 2**63
 
 
-def _upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _upload(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)

@@ -128,13 +128,17 @@ class Rank:
         if config.kv_cache_bytes is not None:
             num_bytes = config.kv_cache_bytes
         elif self.device.type == "cuda":
-            num_bytes = cuda_bytes(config.gpu_memory_utilization, self.device, self._step_peak_bytes())
+            num_bytes = self._cuda_kv_bytes()
         else:
             num_bytes = default_cpu_bytes(self._layout, config.max_num_seqs, self.max_model_len)
         num_blocks = max(num_bytes, 0) // self._layout.block_bytes
         if num_blocks * config.block_size < self.max_model_len:
             raise UserError(self._ways_out(num_bytes, num_blocks * config.block_size), "max_model_len")
         return num_blocks
+
+    def _cuda_kv_bytes(self) -> int:
+        """KV memory that the utilization leaves, by the sizes of what the largest step holds."""
+        return cuda_bytes(self.config.gpu_memory_utilization, self.device, self._step_peak_bytes())
 
     def _ways_out(self, num_bytes: int, num_tokens: int) -> str:
         """Say what KV memory of ``num_bytes``, too little for the longest request, could be changed to."""
@@ -261,7 +265,7 @@ class Rank:
         if rows:
             masks = [*plan.masks, *(late_masks.masks if late_masks else ())]
             allowed = {mask.place: mask.allowed for mask in masks}
-            token_ids, logprobs = self._sampler.sample(logits.float(), rows, allowed)
+            token_ids, logprobs = self._sampler.sample(logits, rows, allowed)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
         return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, scored, None))
 

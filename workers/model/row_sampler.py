@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.filters import Filters
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams
 from kernels.sampler import likeliest, log_probabilities, sample
@@ -18,6 +19,8 @@ from workers.engine.plan import Branch, NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
 
+SAMPLED_AT_ONCE = 128
+"""Rows of which the sampler holds some copies of the logits, in float32, at a time."""
 _NO_MASKS: Mapping[int, bytes] = {}
 _BITS = torch.arange(8, dtype=torch.uint8)
 
@@ -84,12 +87,26 @@ class RowSampler:
     ) -> tuple[Tensor, SampledLogprobs | None]:
         """Return one token id a row [num_rows] int64, and log-probabilities if any row wants them.
 
-        ``logits`` are float32 [num_rows, this rank's tokens]; all ranks must call it together. Log-probabilities are of
-        the model's own distribution, before penalties, bias and masks.
+        ``logits`` are [num_rows, this rank's tokens]; all ranks must call it together. Log-probabilities are of the
+        model's own distribution, before penalties, bias and masks.
 
         Args:
             masks: by index in ``rows``, as ``TokenMask.allowed`` says them.
         """
+        num_top = [row.params.num_logprobs for row in rows]
+        widest = min(max((count for count in num_top if count is not None), default=-1), self._vocab.size)
+        parts = []
+        for start in range(0, len(rows), SAMPLED_AT_ONCE):
+            end = start + SAMPLED_AT_ONCE
+            own = {index - start: mask for index, mask in masks.items() if start <= index < end}
+            parts.append(self._sample_part(logits[start:end].float(), rows[start:end], own, widest))
+        token_ids, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
+        return token_ids, SampledLogprobs(num_top, *scores) if scores else None
+
+    def _sample_part(
+        self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes], num_top: int
+    ) -> tuple[Tensor, ...]:
+        """Return tokens; with ``num_top`` of 0 and more also what ``log_probabilities`` says of them."""
         adjusted = self._adjust(logits, rows, masks)
         params = [row.params for row in rows]
         if all(p.temperature == 0 for p in params):
@@ -99,17 +116,12 @@ class RowSampler:
                 adjusted,
                 self._floats([p.temperature for p in params]),
                 self._streams(rows),
-                self._integers([p.top_k for p in params]) if any(p.top_k > 0 for p in params) else None,
-                self._floats([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None,
-                self._floats([p.min_p for p in params]) if any(p.min_p > 0 for p in params) else None,
-                max_top_k=min(max(p.top_k for p in params), self._vocab.size),
-                vocab=self._vocab,
+                self._filters(params),
+                self._vocab,
             )
-        num_top = [p.num_logprobs for p in params]
-        if all(k is None for k in num_top):
-            return token_ids, None
-        widest = min(max(k or 0 for k in num_top), self._vocab.size)
-        return token_ids, SampledLogprobs(num_top, *log_probabilities(logits, token_ids, widest, self._vocab))
+        if num_top < 0:
+            return (token_ids,)
+        return token_ids, *log_probabilities(logits, token_ids, num_top, self._vocab)
 
     def _adjust(self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes]) -> Tensor:
         """Apply penalties, biases and forbidden tokens to a copy, if there are any; unknown tokens are passed over."""
@@ -205,6 +217,15 @@ class RowSampler:
         """Tokens that would end the request; none twice, since their biases add up."""
         eos = () if params.ignore_eos else self._eos_token_ids
         return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+
+    def _filters(self, params: Sequence[ChoiceParams]) -> Filters | None:
+        if not any(p.min_p > 0 or p.top_k > 0 or p.top_p < 1 for p in params):
+            return None
+        return Filters(
+            self._floats([p.min_p for p in params]),
+            self._to_device(torch.tensor([p.top_k for p in params], dtype=torch.int32)),
+            self._floats([p.top_p for p in params]),
+        )
 
     def _streams(self, rows: list[SampledRow]) -> Streams:
         # Seeds are taken modulo 2^64, as two's complement.

@@ -72,10 +72,10 @@ def driver(demo_rank: Rank, plan_driver: ModuleType) -> object:
 def make_rank() -> Callable[..., Rank]:
     """Build a loaded rank from the fields of its config."""
 
-    def make(num_blocks: int = 64, **fields: object) -> Rank:
+    def make(num_blocks: int = 64, num_host_blocks: int = 0, **fields: object) -> Rank:
         rank = cuda_rank.make_rank(RankConfig(**{"num_threads": 1, **fields}))
         rank.load()
-        rank.allocate(num_blocks)
+        rank.allocate(num_blocks, num_host_blocks)
         rank.warm_up()
         return rank
 
