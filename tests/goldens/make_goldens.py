@@ -1,4 +1,5 @@
-"""Writes ``smollm2_135m.json``: greedy continuations by transformers, in float32, on the dequantized GGUF weights.
+"""Writes ``smollm2_135m.json`` and ``smollm2_135m_more.json``: greedy continuations by transformers, in float32, on the
+dequantized GGUF weights. The second, with prompts for devices faster than a CPU, are made with ``--more``.
 
 Run by hand: ``python tests/goldens/make_goldens.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf`` (needs accelerate).
 """
@@ -33,6 +34,22 @@ PROMPTS = {
     "unicode": "Übermäßig große Flüsse — naïve café, 東京 and 🙂:",
     "json": '{"name": "Ada", "year": 1815, "fields": ["mathematics",',
 }
+MORE = {
+    "recipe": "To bake a simple loaf of bread you need flour, water, salt and",
+    "history": "In 1969, the first humans landed on",
+    "letter": "Dear Sir or Madam,\n\nI am writing to",
+    "story": "The dragon looked at the small girl and said,",
+    "sql": "SELECT name, COUNT(*) FROM orders WHERE",
+    "html": "<html>\n  <head>\n    <title>",
+    "french": "Bonjour, je m'appelle Marie et j'habite",
+    "german": "Der Hund lief schnell über die",
+    "counting": "1, 2, 3, 4, 5, 6, 7,",
+    "question": "Why is the sky blue? The short answer is that",
+    "poem": "Roses are red,\nViolets are blue,\n",
+    "shell": "#!/bin/bash\nfor file in *.txt; do\n",
+    "quoted": '"I never said that," she whispered. "You must have',
+    "long, twice": LONG + " " + LONG,
+}
 CHATS = {
     "chat": [{"role": "user", "content": "Explain gravity in two sentences."}],
     "chat with system": [
@@ -44,7 +61,7 @@ CHATS = {
 }
 
 
-def main(gguf_path: Path) -> None:
+def main(gguf_path: Path, is_more: bool) -> None:
     """Load, generate, write beside this file."""
     torch.set_num_threads(1)
     where = {"pretrained_model_name_or_path": str(gguf_path.parent), "gguf_file": gguf_path.name}
@@ -54,14 +71,17 @@ def main(gguf_path: Path) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    prompts = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in PROMPTS.items()}
-    for name, messages in CHATS.items():
+    prompts = {
+        name: tokenizer.encode(text, add_special_tokens=False)
+        for name, text in (MORE if is_more else PROMPTS).items()
+    }
+    for name, messages in ({} if is_more else CHATS).items():
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompts[name] = tokenizer.encode(text, add_special_tokens=False)
     cases = [{"name": name, **continue_greedily(model, ids)} for name, ids in prompts.items()]
     versions = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__})
     lines = ",\n".join(json.dumps(case) for case in cases)
-    target = Path(__file__).with_name("smollm2_135m.json")
+    target = Path(__file__).with_name("smollm2_135m_more.json" if is_more else "smollm2_135m.json")
     target.write_text(f'{{"versions": {versions},\n"cases": [\n{lines}\n]}}\n', encoding="utf-8")
     for case in cases:
         margin = min(case["margins"])
@@ -84,4 +104,4 @@ def continue_greedily(model: torch.nn.Module, prompt_token_ids: list[int]) -> di
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), is_more="--more" in sys.argv)
