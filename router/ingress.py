@@ -269,7 +269,7 @@ class Ingress:
             if name in model.config.served_names:
                 return model
         served = ", ".join(model.name for model in self.models) or "none"
-        raise UnknownModel(f"model {name!r} is not served here (served: {served})", "model")
+        raise UnknownModel(f"model {name[:80]!r} is not served here (served: {served})", "model")
 
     async def recall(self, request_id: str, tenant: str) -> bytes:
         """What is known of a request of ``tenant``, whichever ingress has it, as JSON; empty: nothing."""

@@ -32,7 +32,7 @@ _LIMITS = llguidance.LLParserLimits(
 
 
 _TOO_MUCH = (
-    "TooComplex",
+    "toocomplex",
     "too many states",
     "too many expressions",
     "too many items",
@@ -167,7 +167,7 @@ def _explained(message: str) -> str:
     message = " ".join(re.sub(r"^at \d+\(\d+\): (?=failed to compile JSON)", "", told).split())[:500]
     if message.startswith("NoExtension"):
         return "nothing can match it"
-    if any(words in message for words in _TOO_MUCH):
+    if any(words in message.lower() for words in _TOO_MUCH):
         return (
             f"it grows beyond {_MAX_STATES:,} states while it is followed: make it simpler, with fewer or shorter "
             "alternatives and repeats"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
+from pydantic_core import from_json
 
 from router.openai.schema import ChatMessage
 from router.text.chat_template import ChatTemplate
@@ -59,9 +59,9 @@ def _message(message: ChatMessage, place: str, template: ChatTemplate | None) ->
 
 
 def _arguments(text: str, param: str) -> dict[str, Any]:
-    """Arguments as an object: templates spell them anew."""
+    """Arguments as an object, nested no deeper than a body may be: templates spell them anew."""
     try:
-        found = orjson.loads(text or "{}")
+        found = from_json(text or "{}", allow_inf_nan=False)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -20,7 +20,7 @@ from router.openai.errors import invalid_body
 from router.openai.logprobs import chat_logprobs
 from router.openai.metrics import Metrics
 from router.openai.response_items import Event, ResponseItems
-from router.openai.responses_request import chat_body, responses_param
+from router.openai.responses_request import chat_body, responses_message, responses_param
 from router.openai.responses_schema import ResponsesBody
 from router.openai.sampling import check_num_logprobs
 from router.openai.schema import ChatBody
@@ -191,9 +191,13 @@ async def _prepare(ingress: Ingress, body: ResponsesBody, request_id: str) -> Pr
         return await _prepare_shortened(ingress, chat_body(body), body.truncation == "auto", request_id)
     except ValidationError as error:
         wrong = invalid_body(error)
-        raise type(wrong)(wrong.message, responses_param(wrong.param)) from None
+        raise type(wrong)(
+            responses_message(wrong.message, wrong.param), responses_param(wrong.param)
+        ) from None
     except UserError as error:
-        raise type(error)(error.message, responses_param(error.param)) from None
+        raise type(error)(
+            responses_message(error.message, error.param), responses_param(error.param)
+        ) from None
 
 
 async def _prepare_shortened(

@@ -53,6 +53,12 @@ def chat_body(body: ResponsesBody) -> ChatBody:
     return ChatBody.model_validate(fields)
 
 
+def responses_message(message: str, param: str | None) -> str:
+    """An error of the chat's field ``param`` in this API's words."""
+    ours = responses_param(param)
+    return f"{ours}{message[len(param) :]}" if param and ours and message.startswith(f"{param}:") else message
+
+
 def responses_param(param: str | None) -> str | None:
     """The field of the responses API for one of the chat's."""
     for theirs, ours in _PARAMS.items():

@@ -191,9 +191,7 @@ def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
             found.append(("structured_outputs.json_object", lambda: json_object_grammar(space)))
         if asked.structural_tag is not None:
             tag = asked.structural_tag
-            found.append(
-                ("structured_outputs.structural_tag", lambda: _tags(TagFormat.model_validate_json(tag)))
-            )
+            found.append(("structured_outputs.structural_tag", lambda: _tags(_tag_format(tag))))
         if not found:
             raise InvalidRequest(
                 "structured_outputs: names no form; give one of json, regex, choice, grammar, json_object, "
@@ -258,6 +256,16 @@ def _parsed(schema: dict[str, Any] | str) -> dict[str, Any] | bool:
     if not isinstance(found, dict | bool):
         raise ValueError("a schema must be a JSON object")
     return found
+
+
+def _tag_format(text: str) -> TagFormat:
+    try:
+        return TagFormat.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise ValueError(f"{place}: {said}" if place else said) from None
 
 
 def _tags(form: TagFormat) -> str:

@@ -35,11 +35,15 @@ def json_schema_grammar(schema: Schema, whitespace: str = WHITESPACE) -> str:
     """Of JSON documents that a schema allows.
 
     Raises:
-        ValueError: the schema is no JSON.
+        ValueError: the schema is no JSON, or allows nothing.
     """
-    return str(
-        LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": whitespace})
-    )
+    if schema is False:
+        raise ValueError("nothing can match the schema false")
+    try:
+        spelled = json.dumps({} if schema is True else schema, allow_nan=False)
+    except ValueError:
+        raise ValueError("holds NaN or Infinity, which JSON does not know") from None
+    return str(LLMatcher.grammar_from_json_schema(spelled, defaults={"whitespace_pattern": whitespace}))
 
 
 def json_object_grammar(whitespace: str = WHITESPACE) -> str:

@@ -177,6 +177,26 @@ SAID: list[tuple[str, dict[str, Any], str, str]] = [
         "structured_outputs.json",
         "must be a JSON schema: an object, or its text",
     ),
+    ("chat/completions", {"guided_json": False}, "guided_json", "must be a JSON schema"),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},
+        "response_format",
+        "nothing can match the schema false",
+    ),
+    (
+        "chat/completions",
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag",
+        "type: field required",
+    ),
+    (
+        "responses",
+        {"input": [{"type": "reasoning", "summary": []}]},
+        "input",
+        "input: list should have at least 1",
+    ),
+    ("completions", {"prompt": "a", "model": "m" * 100_000}, "model", "'mmm"),
     ("chat/completions", {"functions": []}, "functions", "use tools and tool_choice"),
     ("chat/completions", {"function_call": {}}, "function_call", "use tools and tool_choice"),
     ("chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort", "'xhigh' or 'max'"),
@@ -194,8 +214,9 @@ async def test_what_is_wrong_is_said_in_the_words_of_the_api(
     response = await edge.client.post(f"/v1/{path}", json={"model": "tiny", **messages, **fields})
 
     error = error_of(response)
-    assert (response.status_code, error["param"]) == (400, param)
+    assert (response.status_code, error["param"]) == (404 if words == "'mmm" else 400, param)
     assert words in error["message"]
+    assert len(error["message"]) < 600
     assert not [name for name in ("dict[", "bool", "list[") if name in error["message"]]
 
 
@@ -223,6 +244,28 @@ async def test_a_body_that_is_no_request_is_refused(make_edge, body: bytes) -> N
 
     assert response.status_code == 400
     assert error_of(response)["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+async def test_a_schema_that_holds_no_number_says_so(make_edge, number: str) -> None:
+    edge = await make_edge()
+    body = '{"model": "tiny", "prompt": "a", "guided_json": {"minimum": ' + number + "}}"
+
+    response = await edge.client.post("/v1/completions", content=body)
+
+    assert (response.status_code, error_of(response)["param"]) == (400, "guided_json")
+    assert "NaN or Infinity" in error_of(response)["message"]
+
+
+async def test_arguments_that_are_nested_without_end_are_their_callers_mistake(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    arguments = '{"a":' * 1000 + "1" + "}" * 1000
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+
+    response = await edge.chat(messages=[{"role": "assistant", "tool_calls": [call]}, *USER])
+
+    param = "messages[0].tool_calls[0].function.arguments"
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
 async def test_too_long_a_prompt_is_refused_with_both_numbers(make_edge) -> None:
