@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from cluster.proto import shoal_pb2 as pb
 
@@ -38,7 +39,13 @@ class Outbox:
         self._messages.append(message)
         self._filled.set()
 
-    def put_step(self, outputs: list[pb.TokenOutput], cache: pb.CacheEvents | None, load: pb.Load) -> None:
+    def put_step(
+        self,
+        outputs: list[pb.TokenOutput],
+        cache: pb.CacheEvents | None,
+        load: pb.Load,
+        arrived: Sequence[int] = (),
+    ) -> None:
         """Append a step, merged into the last waiting one where the order of cache events allows.
 
         Raises:
@@ -51,11 +58,12 @@ class Outbox:
             and (cache is None or not last.step.HasField("cache"))
         ):
             last.step.outputs.extend(outputs)
+            last.step.arrived.extend(arrived)
             last.step.load.CopyFrom(load)
             if cache is not None:
                 last.step.cache.CopyFrom(cache)
             return
-        self.put(pb.ReplicaMessage(step=pb.Step(outputs=outputs, cache=cache, load=load)))
+        self.put(pb.ReplicaMessage(step=pb.Step(outputs=outputs, cache=cache, load=load, arrived=arrived)))
 
     async def get(self) -> pb.ReplicaMessage | None:
         """The next message; None once closed and empty."""

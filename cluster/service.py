@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc
@@ -20,6 +20,7 @@ from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
 from cluster.relay import Relay
 from workers.brain_messages import CacheSnapshot, Load, StepUpdate, TokenOutput
+from workers.engine.block_hash import HASH_BYTES
 from workers.engine.errors import UserError
 from workers.engine.request import EngineRequest, FinishReason
 
@@ -36,6 +37,10 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),  # ingresses ping often, to tell a stopped replica from a quiet one
 )
+
+
+MAX_COMING_BLOCKS = 512
+"""Of a request, as many are announced to other ingresses: 8 kB."""
 
 
 class Brain(Protocol):
@@ -68,10 +73,16 @@ class _Stream:
         except OutboxFull:
             self._cut_off()
 
-    def put_step(self, outputs: list[pb.TokenOutput], cache: pb.CacheEvents | None, load: pb.Load) -> None:
+    def put_step(
+        self,
+        outputs: list[pb.TokenOutput],
+        cache: pb.CacheEvents | None,
+        load: pb.Load,
+        arrived: Sequence[int] = (),
+    ) -> None:
         """Queue a step, likewise."""
         try:
-            self.outbox.put_step(outputs, cache, load)
+            self.outbox.put_step(outputs, cache, load, arrived)
         except OutboxFull:
             self._cut_off()
 
@@ -93,6 +104,8 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         self._streams: dict[int, _Stream] = {}
         self._owners: dict[str, tuple[_Stream, str]] = {}  # engine id -> stream, ingress's id
         self._relay = Relay()
+        self._coming: dict[str, int] = {}  # engine id -> number under which the other ingresses know of it
+        self._num_coming = 0
         self._num_attached = 0
         self._draining: pb.Draining | None = None
         self._idle = asyncio.Event()
@@ -177,6 +190,19 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         self._owners[request.request_id] = (stream, request_id)
         self._idle.clear()
         self._brain.submit(request)
+        self._announce(stream, request.request_id, submit.block_hashes)
+
+    def _announce(self, stream: _Stream, engine_id: str, block_hashes: bytes) -> None:
+        """Tell the other ingresses which blocks are coming, so that they send siblings after them."""
+        others = [one for one in self._streams.values() if one is not stream]
+        if not others or not block_hashes:
+            return
+        self._num_coming += 1
+        self._coming[engine_id] = self._num_coming
+        first = block_hashes[: MAX_COMING_BLOCKS * HASH_BYTES]
+        message = pb.ReplicaMessage(coming=pb.Coming(number=self._num_coming, block_hashes=first))
+        for one in others:
+            one.put(message)
 
     def _refuse(self, stream: _Stream, request_id: str, message: str, param: str | None) -> None:
         output = TokenOutput(
@@ -190,6 +216,11 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         ]
         for engine_id in engine_ids:
             self._forget(engine_id)
+        arrived = [self._coming.pop(engine_id) for engine_id in engine_ids if engine_id in self._coming]
+        if arrived:
+            load = wire.load_to_wire(self.load)
+            for one in list(self._streams.values()):
+                one.put_step([], None, load, arrived)
         if engine_ids:
             self._brain.cancel(engine_ids)
 
@@ -217,18 +248,21 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
             return
         self.load = update.load
         outputs: dict[int, list[pb.TokenOutput]] = {}
+        arrived: list[int] = []
         for output in update.outputs:
             owner = self._owners.get(output.request_id)
             if owner is None:
                 continue  # cancelled while this step ran
             stream, request_id = owner
             outputs.setdefault(stream.number, []).append(wire.output_to_wire(output, request_id))
+            if output.request_id in self._coming:
+                arrived.append(self._coming.pop(output.request_id))
             if output.finish_reason is not None:
                 self._forget(output.request_id)
         cache = wire.cache_events_to_wire(update.cache) if update.cache is not None else None
         load = wire.load_to_wire(update.load)
         for number, stream in list(self._streams.items()):
-            stream.put_step(outputs.get(number, []), cache, load)
+            stream.put_step(outputs.get(number, []), cache, load, arrived)
 
     # -- leaving ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import grpc.aio
 from cluster.config import application_name
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
-from cluster.wire import load_from_wire, request_to_wire
+from cluster.wire import load_from_wire, request_to_wire, split_hashes
 from router.config import Timeouts
 from router.journal import Loss
 from router.placement.prefix_index import PrefixIndex
@@ -238,6 +238,8 @@ class ReplicaStream:
                     await asyncio.sleep(0)
             elif kind == "draining":
                 self._drain(message.draining.deadline_s)
+            elif kind == "coming" and self.view is not None:
+                self.view.note_coming(message.coming.number, split_hashes(message.coming.block_hashes))
             elif kind == "question":
                 asked = message.question
                 answer = pb.Answer(id=asked.id, body=self._recall(asked.request_id, asked.tenant))
@@ -283,6 +285,8 @@ class ReplicaStream:
         self._num_failures = 0
         if step.HasField("load"):
             view.apply_load(load_from_wire(step.load))
+        for number in step.arrived:
+            view.note_arrived(number)
         for output in step.outputs:
             request_id = output.request_id
             if view.num_booked:

@@ -126,20 +126,22 @@ class Resync(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaMessage(_message.Message):
-    __slots__ = ("hello", "step", "snapshot", "draining", "question", "answer")
+    __slots__ = ("hello", "step", "snapshot", "draining", "question", "answer", "coming")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    COMING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     snapshot: CacheSnapshot
     draining: Draining
     question: Question
     answer: Answer
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+    coming: Coming
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., coming: _Optional[_Union[Coming, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("id", "request_id", "tenant")
@@ -182,14 +184,24 @@ class Hello(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., generation: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("outputs", "cache", "load")
+    __slots__ = ("outputs", "cache", "load", "arrived")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[TokenOutput]
     cache: CacheEvents
     load: Load
-    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    arrived: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Coming(_message.Message):
+    __slots__ = ("number", "block_hashes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    block_hashes: bytes
+    def __init__(self, number: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
     __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "num_cached_tokens", "num_preemptions", "error", "error_param", "is_user_error", "pooled", "prompt_logprobs", "waited_s", "num_host_cached_tokens", "beams")

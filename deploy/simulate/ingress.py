@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.service import MAX_COMING_BLOCKS
 from deploy.simulate.messages import Report, SimulatedRequest
 from router.placement.candidate import make_candidate, sibling_key
 from router.placement.policy import Policy
@@ -51,12 +52,17 @@ class SimulatedIngress:
         best.view.book(request.request_id, num_tokens - best.num_hit_tokens, hashes)
         return Placement(self._numbers[best.view.replica_id], best.num_hit_tokens)
 
+    def hear_coming(self, replica: int, request: SimulatedRequest) -> None:
+        """A request of another ingress has been taken up by a replica."""
+        self.views[replica].note_coming(request.request_id, request.traced.hashes[:MAX_COMING_BLOCKS])
+
     def hear(self, replica: int, report: Report) -> None:
         """Take in what a replica says after a step."""
         view = self.views[replica]
         view.apply_load(report.load)
         for request_id, _ in report.begun:
             view.settle(request_id)
+            view.note_arrived(request_id)
         events = report.events
         if events is not None:
             is_in_order = self.index.apply(

@@ -21,6 +21,8 @@ from router.placement.replica_view import ReplicaShape
 from router.trace import Trace
 from workers.engine.errors import UserError
 
+COMING_S = 0.002
+"""From a request's arrival until other ingresses know which replica has it: two messages."""
 NUM_SAMPLES = 240
 """Points in time at which loads are noted, over the span of the arrivals."""
 
@@ -98,6 +100,8 @@ class Simulation:
         self._model = model
         self._scaler = scaler
         self._fleet = Fleet(num_places, num_replicas, scaler.settings.start_s if scaler is not None else 0.0)
+        self._coming: deque[tuple[float, int, SimulatedRequest]] = deque()
+        """Of requests that were taken up, when the other ingresses hear of it, and where they are."""
         self._control_s = 0.0
         """When the scaler decides next."""
         self._held: deque[SimulatedRequest] = deque()
@@ -184,7 +188,8 @@ class Simulation:
             self._held.append(request)
             return
         traced = request.traced
-        ingress = self.ingresses[request.number % len(self.ingresses)]
+        self._tell_coming(now_s)
+        ingress = self._ingress_of(request)
         placement = ingress.place(request)
         self._records[request.number] = RequestRecord(
             traced.arrival_s,
@@ -200,8 +205,21 @@ class Simulation:
         except UserError:
             ingress.views[placement.replica].settle(request.request_id)
             return
+        self._coming.append((now_s + COMING_S, placement.replica, request))
         if was_idle and replica.next_s is not None:
             heappush(self._ends, (replica.next_s, placement.replica))
+
+    def _ingress_of(self, request: SimulatedRequest) -> SimulatedIngress:
+        return self.ingresses[request.number % len(self.ingresses)]
+
+    def _tell_coming(self, now_s: float) -> None:
+        while self._coming and self._coming[0][0] <= now_s:
+            _, replica, request = self._coming.popleft()
+            if self._records[request.number].first_token_s is not None:
+                continue  # it is no longer on its way
+            for ingress in self.ingresses:
+                if ingress is not self._ingress_of(request):
+                    ingress.hear_coming(replica, request)
 
     def _hear(self, number: int, report: Report, now_s: float) -> None:
         for ingress in self.ingresses:

@@ -80,6 +80,9 @@ class ReplicaView:
         """Of the bookings, those that the load does not show."""
         self._unseen_tokens = 0
         self._booked_hashes: Counter[bytes] = Counter()
+        """Of own bookings and of what is coming for others."""
+        self._coming: dict[int | str, Sequence[bytes]] = {}
+        """Blocks of requests that other routers sent there and that have had no output yet."""
 
     @property
     def num_booked(self) -> int:
@@ -141,12 +144,17 @@ class ReplicaView:
         if booking is None:
             return
         self._see(request_id)
-        counts = self._booked_hashes
-        for block_hash in booking.hashes:
-            if counts[block_hash] <= 1:
-                del counts[block_hash]
-            else:
-                counts[block_hash] -= 1
+        self._uncount(booking.hashes)
+
+    def note_coming(self, number: int | str, hashes: Sequence[bytes]) -> None:
+        """Another router's request is there and will leave these blocks; the load shows what it costs."""
+        self.note_arrived(number)
+        self._coming[number] = hashes
+        self._booked_hashes.update(hashes)
+
+    def note_arrived(self, number: int | str) -> None:
+        """It has had its first output, or is gone. Unknown numbers are ignored."""
+        self._uncount(self._coming.pop(number, ()))
 
     def apply_load(self, load: Load) -> None:
         """Take a step's load; requests that it must show by now are no longer added to it."""
@@ -167,7 +175,16 @@ class ReplicaView:
         assert self._unseen.items() <= self._bookings.items(), "a request is unseen but not booked"
         assert self._unseen_tokens == sum(b.num_uncached_tokens for b in self._unseen.values())
         hashes = Counter(h for booking in self._bookings.values() for h in booking.hashes)
+        hashes.update(h for coming in self._coming.values() for h in coming)
         assert hashes == self._booked_hashes, "booked hashes are miscounted"
+
+    def _uncount(self, hashes: Sequence[bytes]) -> None:
+        counts = self._booked_hashes
+        for block_hash in hashes:
+            if counts[block_hash] <= 1:
+                del counts[block_hash]
+            else:
+                counts[block_hash] -= 1
 
     def _see(self, request_id: str) -> None:
         """The load shows a request, or it is gone: stop adding it."""

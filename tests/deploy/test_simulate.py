@@ -230,21 +230,24 @@ def test_longest_match_is_a_trap_where_all_prompts_begin_alike() -> None:
     assert best.ttft_mean_s < worst.ttft_mean_s / 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("gap_s", "within_s"), [(1.0, 0.0), (1.0, 0.02), (0.3, 0.0), (0.3, 0.02), (0.15, 0.002)]
+    ("num_siblings", "gap_s", "within_s"),
+    [(8, 1.0, 0.0), (8, 0.3, 0.02), (8, 0.15, 0.002), (16, 0.15, 0.02)],
 )
-def test_ingresses_that_do_not_talk_gather_siblings_nearly_as_well_as_one(
-    gap_s: float, within_s: float
+def test_several_ingresses_gather_siblings_as_well_as_one(
+    kind: str, num_siblings: int, gap_s: float, within_s: float
 ) -> None:
-    requests = bursts(40, gap_s, within_s=within_s)
+    requests = bursts(30, gap_s, num_siblings, within_s)
 
     alone, apart = (
-        summarize(play(*requests, replicas=4, ingresses=ingresses, run_ahead=1), 4).hit_share
+        summarize(play(*requests, kind=kind, replicas=4, ingresses=ingresses, run_ahead=1), 4)
         for ingresses in (1, 4)
     )
 
-    assert alone > 0.75
-    assert apart >= 0.95 * alone
+    assert alone.hit_share > 0.75
+    assert apart.hit_share >= 0.99 * alone.hit_share
+    assert apart.ttft_mean_s <= 1.1 * alone.ttft_mean_s
 
 
 # The command

@@ -59,6 +59,19 @@ def test_siblings_share_booked_blocks_until_the_last_is_settled(view: ReplicaVie
     assert view.num_booked_blocks(HASHES) == 2
 
 
+def test_what_comes_for_others_counts_as_blocks_and_not_as_load(view: ReplicaView) -> None:
+    view.note_coming(1, [b"a", b"b"])
+    view.book("mine", 32, [b"a"])
+
+    assert view.num_booked_blocks([b"a", b"b", b"c"]) == 2
+    assert view.num_queued_tokens == 32
+    view.note_arrived(1)
+    view.note_arrived(1)
+
+    assert view.num_booked_blocks([b"a", b"b"]) == 1
+    view.check()
+
+
 def test_booking_an_id_again_replaces_the_first(view: ReplicaView) -> None:
     view.book("r", 64, HASHES)
     view.book("r", 32, HASHES[:1])
