@@ -84,8 +84,6 @@ def measure_group(
         reached = measure_all(llm, workloads, llm.vocab_size, 1)
     finally:
         llm.close()
-        for process in multiprocessing.active_children():
-            process.join(30)  # its memory is free when it has ended
     return GroupResult(size, round(start_s, 2), steps, first, reached)
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from deploy.offline.owned_ranks import OwnedRanks
 from deploy.settings import ServeSettings
-from workers.channel.executor import ChannelExecutor
 from workers.channel.link import new_endpoint
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
@@ -75,7 +75,7 @@ def _start_processes(
     config = replace(config, tp_size=num_ranks, rendezvous=_free_address())
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
-    executor = ChannelExecutor(endpoint, num_ranks)
+    executor = OwnedRanks(endpoint, num_ranks, processes)
     try:
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
@@ -91,9 +91,7 @@ def _start_processes(
             pipe.send(counts)
         executor.wait_for_ranks(_START_TIMEOUT_S)
     except BaseException:
-        executor.close()
-        for process in processes:
-            process.kill()
+        executor.kill()
         raise
     return executor, counts
 

@@ -71,6 +71,7 @@ def test_prompts_found_in_the_cache_give_the_golden_tokens(llm: LLM) -> None:
                 "swap_space": 0.1,
             },
             id="two ranks that swap",
+            marks=pytest.mark.slow,
         ),
     ],
 )

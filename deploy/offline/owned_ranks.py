@@ -1,0 +1,76 @@
+"""The channel to ranks that are children of this process: none outlives another, or its parent's use of it."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
+
+import psutil
+
+from workers.channel.executor import ChannelExecutor
+from workers.engine.plan import RankLost, StepPlan, StepResult
+
+_LOOK_S = 1.0
+"""With no result for so long, processes are looked at."""
+_END_S = 10.0
+"""For ranks that were let go to give their memory back by themselves."""
+
+
+class OwnedRanks(ChannelExecutor):
+    """Runs plans on ranks whose processes it ends: with ``close``, or all at once when one is lost."""
+
+    def __init__(self, endpoint: str, num_ranks: int, processes: Sequence[BaseProcess]) -> None:
+        """Listen at ``endpoint``; ``processes`` in the order of ranks, some of which may be added later."""
+        super().__init__(endpoint, num_ranks)
+        self._processes = processes
+        self._loss: str | None = None
+
+    def launch(self, plan: StepPlan) -> None:
+        """See ``ChannelExecutor``."""
+        with self._ending_all():
+            super().launch(plan)
+
+    def collect(self, timeout_s: float | None = None) -> StepResult:
+        """See ``ChannelExecutor``; a rank that is stopped is lost, too."""
+        with self._ending_all():
+            deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+            while not self.ready() and (deadline_s is None or time.monotonic() < deadline_s):
+                if not select.select(self.filenos(), (), (), _LOOK_S)[0]:
+                    self._look()
+            return super().collect(0.0)
+
+    def close(self) -> None:
+        """Let the ranks go and wait for their end. Safe to call twice."""
+        super().close()
+        deadline_s = time.monotonic() + _END_S
+        for process in self._processes:
+            process.join(max(deadline_s - time.monotonic(), 0.0))
+        self.kill()
+
+    def kill(self) -> None:
+        """End all ranks now. One may wait on its device for another that is gone."""
+        super().close()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        if self._loss is not None:
+            raise RankLost(self._loss)
+        try:
+            yield
+        except RankLost as error:
+            self._loss = f"{error}; all ranks were ended, make another LLM"
+            self.kill()
+            raise
+
+    def _look(self) -> None:
+        for rank, process in enumerate(self._processes):
+            with contextlib.suppress(psutil.NoSuchProcess):  # then its end of the channel says so
+                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                    raise RankLost(f"rank {rank} (process {process.pid}) is stopped")

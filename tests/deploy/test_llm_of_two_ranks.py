@@ -1,0 +1,115 @@
+"""Two ranks, each a process of its own, answer every kind of request as one does, and end together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shoal import LLM, BeamSearchParams, SamplingParams
+from workers.engine.plan import RankLost
+
+SHAPE = Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny"
+"""2,048 words in eight stretches, two KV heads."""
+PROMPTS = [[7] * 20, list(range(100, 150)), [3, 5, 8], list(range(100, 140))]
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy", "dtype": "float32", "skip_tokenizer_init": True, "cpu_threads": 1, "max_num_seqs": 8,
+    "max_model_len": 128,
+}  # fmt: skip
+LENGTH = {"max_tokens": 12, "ignore_eos": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"seed": 3},
+    "filtered": {"seed": 4, "top_k": 50, "top_p": 0.9, "min_p": 0.001},
+    "penalized": {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "with log-probabilities": {"seed": 6, "logprobs": 5},
+    "biased": {"temperature": 0, "logit_bias": {5: 4.0, 1900: 4.0}, "min_tokens": 4, "stop_token_ids": [9]},
+    "limited": {"seed": 8, "allowed_token_ids": [4, 300, 301, 1700, 2047]},
+    "of several choices": {"seed": 9, "n": 3},
+}
+
+
+def answers(llm: LLM) -> dict[str, list[object]]:
+    """What comes of each kind of request: tokens, and log-probabilities to four digits."""
+    found: dict[str, list[object]] = {}
+    for name, fields in KINDS.items():
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in PROMPTS],
+            SamplingParams(**LENGTH, **fields),
+            use_tqdm=False,
+        )
+        found[name] = [
+            (
+                [choice.token_ids for choice in output.outputs],
+                [rounded(choice.logprobs) for choice in output.outputs],
+            )
+            for output in outputs
+        ]
+    beams = llm.beam_search(
+        [{"prompt_token_ids": prompt} for prompt in PROMPTS[:2]], BeamSearchParams(beam_width=3, max_tokens=6)
+    )
+    found["beams"] = [[beam.tokens for beam in one.sequences] for one in beams]
+    vectors = llm.encode([{"prompt_token_ids": prompt} for prompt in PROMPTS], use_tqdm=False)
+    found["pooled"] = [[round(float(x), 3) for x in one.outputs.data] for one in vectors]
+    return found
+
+
+def rounded(logprobs: Any) -> object:
+    if logprobs is None:
+        return None
+    return [
+        None if one is None else {token: round(entry.logprob, 3) for token, entry in one.items()}
+        for one in logprobs
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="roomy"),
+        pytest.param(
+            {
+                "num_gpu_blocks_override": 8,
+                "enable_prefix_caching": False,
+                "preemption_mode": "swap",
+                "swap_space": 0.05,
+                "max_num_batched_tokens": 16,
+            },
+            id="swapped and in chunks",
+        ),
+    ],
+)
+def test_two_ranks_answer_as_one(options: dict[str, Any]) -> None:
+    found = []
+    for size in (1, 2):
+        llm = LLM(str(SHAPE), **OPTIONS, **options, tensor_parallel_size=size)
+        try:
+            found.append(answers(llm))
+            assert llm.load.num_swap_preemptions > 0 or not options
+        finally:
+            llm.close()
+
+    alone, shared = found
+    for name in alone:
+        assert shared[name] == alone[name], name
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_all_ranks_and_the_run(number: signal.Signals) -> None:
+    llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
+    ranks = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
+    assert len(ranks) == 2
+
+    ranks[1].send_signal(number)
+    started_s = time.monotonic()
+    with pytest.raises(RankLost):
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(**LENGTH), use_tqdm=False)
+
+    print(f"{number.name}: all ranks had ended after {time.monotonic() - started_s:.2f} s")
+    assert not any(rank.is_running() for rank in ranks)
+    llm.close()
