@@ -1,14 +1,15 @@
 """A replica as a place for one request, and how soon the request could start there.
 
 Pure functions of a replica's reported load, this router's own bookings and the cost model that the replica
-itself fits. Nothing here says which replica is best: that is a policy's word.
+itself fits; tuples, since they are made anew for each request and replica. Nothing here says which replica is
+best: that is a policy's word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaView
@@ -19,8 +20,7 @@ EXPECTED_OUTPUT_TOKENS = 128
 """Length after which a running request is guessed to free its seat and its blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica as a place for one request."""
 
     view: ReplicaView
@@ -28,16 +28,14 @@ class Candidate:
     """Tokens of the request that the replica holds, or is about to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A candidate with its predicted cost; the first of a ranking is the choice."""
 
     candidate: Candidate
     cost_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """When a candidate could sample the request's next token, in two parts."""
 
     wait_s: float

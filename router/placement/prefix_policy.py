@@ -51,11 +51,7 @@ class PrefixPolicy:
         if not candidates:
             return []
         forecasts = [forecast(candidate, num_tokens) for candidate in candidates]
-        backlogs = [one.wait_s for one in forecasts]
-        least, second = nsmallest(2, [*backlogs, inf])
-        costs = [
-            self._cost_s(one, second if one.wait_s <= least else least, len(candidates)) for one in forecasts
-        ]
+        costs = self._costs_s(forecasts)
         cheapest = min(range(len(costs)), key=costs.__getitem__)
         limit = costs[cheapest] + NEARLY_EQUAL * forecasts[cheapest].start_s
         order = sorted(range(len(costs)), key=lambda i: _place(costs[i], limit, key, candidates[i]))
@@ -72,18 +68,28 @@ class PrefixPolicy:
         )
         return ranked
 
-    def _cost_s(self, one: Forecast, least_other_s: float, num_replicas: int) -> float:
-        """Cost of a place whose request starts after ``one``, where other replicas' least backlog is given."""
+    def _costs_s(self, forecasts: Sequence[Forecast]) -> list[float]:
+        """Cost of each place, given what is predicted there and at the others."""
         traffic = self._traffic
-        wait_s, work_s = one.wait_s, one.work_s
-        evicted_s = traffic.hits_per_computed_token * work_s
-        bound = traffic.hit_share
-        rate = traffic.arrivals_per_s
-        bound_harm_s = bound * rate * work_s * (wait_s + work_s / 2) / (1 - traffic.utilization)
-        least_s = min(wait_s + work_s, least_other_s)
-        free_harm_s = (1 - bound) * rate * num_replicas * least_s * least_s / 2
-        lateness_s = LATE_WEIGHT * max(0.0, one.start_s - traffic.late_s)
-        return one.start_s + evicted_s + bound_harm_s + free_harm_s + lateness_s
+        least, second = nsmallest(2, [*(one.wait_s for one in forecasts), inf])
+        evicted, late_s = traffic.hits_per_computed_token, traffic.late_s
+        bound, rate = traffic.hit_share, traffic.arrivals_per_s
+        bound_harm = bound * rate / (1 - traffic.utilization)
+        free_harm = (1 - bound) * rate * len(forecasts) / 2
+        costs = []
+        for wait_s, work_s in forecasts:
+            start_s = wait_s + work_s
+            least_s = min(
+                start_s, second if wait_s <= least else least
+            )  # the smallest backlog, with this request
+            costs.append(
+                start_s
+                + evicted * work_s
+                + bound_harm * work_s * (wait_s + work_s / 2)
+                + free_harm * least_s * least_s
+                + LATE_WEIGHT * max(0.0, start_s - late_s)
+            )
+        return costs
 
 
 def _place(cost_s: float, limit: float, key: bytes, candidate: Candidate) -> tuple[float, int]:
