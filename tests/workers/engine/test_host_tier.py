@@ -150,6 +150,23 @@ def test_cold_prefixes_drift_to_the_host_and_are_found_there(make_bench) -> None
     assert set(stored) <= set(bench.engine.drain_cache_events().stored)
 
 
+def test_cold_blocks_drift_no_faster_than_steps_can_hide(make_bench) -> None:
+    # A step of 8 ms hides two copies of 0.4 ms at a tenth of its time.
+    cost = CostModel(base_s=0.008, per_sequence_s=1e-9, per_token_s=1e-9, copy_block_s=0.0004)
+    bench = make_bench(num_blocks=40, block_size=2, num_host_blocks=100, max_num_batched_tokens=60, cost=cost)
+
+    bench.add(TEXT[:31], max_tokens=1)
+    bench.run()
+    bench.add([9] * 31, max_tokens=12)
+    counts = [0]
+    while bench.engine.has_work:
+        bench.step()
+        counts.append(bench.engine.load().num_blocks_swapped_out)
+
+    assert max(after - before for before, after in zip(counts, counts[1:])) == 2
+    bench.assert_all_as_expected()
+
+
 def test_siblings_wait_for_one_copy_of_their_prefix(make_bench) -> None:
     bench = make_bench(
         num_blocks=20, block_size=2, num_host_blocks=100, max_num_batched_tokens=20, copy_lag=3
