@@ -48,6 +48,10 @@
 {{- if and (gt $size $perNode) (ne (mod $size $perNode | int) 0) -}}
 {{- fail (printf "models %q: tensorParallelSize %d is no multiple of the %d that a host of worker group %q holds" .name $size $perNode $group.name) -}}
 {{- end -}}
+{{- $mostOfGroup := div (mul $room (int $group.maxReplicas)) $size | int -}}
+{{- if and .autoscaling (gt (int $group.gpus) 0) (gt (int .autoscaling.maxReplicas) $mostOfGroup) -}}
+{{- fail (printf "models %q: autoscaling.maxReplicas %d is more than worker group %q has GPUs for (%d): raise its maxReplicas, or lower this" .name (int .autoscaling.maxReplicas) $group.name $mostOfGroup) -}}
+{{- end -}}
 {{- if and $root.Values.hf.offline (not (hasPrefix "/" (default "" .source))) (not $root.Values.modelCache.enabled) -}}
 {{- fail (printf "models %q: hf.offline is on and %q is no path: give a path, or enable modelCache with a claim that holds it" .name (default "" .source)) -}}
 {{- end -}}

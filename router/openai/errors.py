@@ -77,6 +77,10 @@ class RequestNotKnown(HTTPException):
         )
 
 
+UNAVAILABLE_RETRY_S = 10.0
+"""When to come back where no replica is there: a lost one is back after some 6 s, one that starts anew takes longer."""
+
+
 def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
     """Status and body of an error that Shoal raised on purpose."""
     row = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
@@ -116,9 +120,10 @@ async def answer_shoal_error(request: Request, error: Exception) -> Response:
     """Answer for anything Shoal raised before the response began."""
     assert isinstance(error, ShoalError)
     status, body = error_object(error)
-    headers = (
-        {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else None
-    )
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    if status == 503:
+        retry_after_s = UNAVAILABLE_RETRY_S
+    headers = None if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
     return json_response(body, status, headers)
 
 

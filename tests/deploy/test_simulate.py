@@ -280,5 +280,5 @@ def test_the_page_is_well_formed_and_says_all_names() -> None:
     html = render_page("title", {"rate": 1.0}, runs)
 
     root = ElementTree.fromstring(html.replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
-    assert len(root.findall(".//svg")) == 4 + 2 * 2
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}svg")) == 4 + 2 * 2
     assert "b<c" in [cell.text for cell in root.iter("th")]

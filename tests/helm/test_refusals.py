@@ -61,6 +61,13 @@ def test_the_schema_names_what_is_wrong(
             {"models": [{**MODEL, "replicas": 5, "autoscaling": {"maxReplicas": 4}}]},
             "replicas 5 is not between autoscaling.minReplicas 1 and maxReplicas 4",
         ),
+        (
+            {
+                "models": [{**MODEL, "tensorParallelSize": 2, "autoscaling": {"maxReplicas": 5}}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 8, "maxReplicas": 1}]},
+            },
+            'autoscaling.maxReplicas 5 is more than worker group "g" has GPUs for (4)',
+        ),
         ({"models": [MODEL, MODEL]}, 'two are called "a"'),
         ({"models": [{**MODEL, "workerGroup": "none"}]}, 'workerGroup "none" is none of'),
         (

@@ -114,6 +114,22 @@ async def test_an_error_before_any_event_has_its_status(make_edge) -> None:
     response = await edge.complete(stream=True)
 
     assert (response.status_code, response.json()["error"]["code"]) == (503, "no_replica")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_who_does_not_stream_waits_for_a_replica_and_is_told_when_to_come_again(make_edge) -> None:
+    woken: list[str] = []
+    edge = await make_edge(timeouts=Timeouts(replica_wait_s=0.2))
+    edge.replica_set._wake = lambda: woken.append("m")
+
+    started_s = asyncio.get_running_loop().time()
+    response = await edge.complete()
+    waited_s = asyncio.get_running_loop().time() - started_s
+
+    assert response.status_code == 503
+    assert 0.2 <= waited_s < 5.0
+    assert int(response.headers["retry-after"]) >= 1
+    assert woken  # a model at zero was asked to start
 
 
 async def test_a_stream_asks_proxies_not_to_hold_it_back(make_edge) -> None:
