@@ -44,6 +44,8 @@ class ReplicaConfig:
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
+    model_impl: str = "auto"
+    """Whose layers: "native", "transformers", or "auto"."""
     device: str = "auto"
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs."""

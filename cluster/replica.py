@@ -75,7 +75,7 @@ class Replica:
         config = self._config
         files = await asyncio.to_thread(resolve_model, config.model, config.source)
         self._vocabulary_path = config.tokenizer_path or str(files.path)
-        model = await asyncio.to_thread(read_model_config, files)
+        model = await asyncio.to_thread(read_model_config, files, config.model_impl)
         self._group = RankGroup(_rank_config(config, files), config)
         counts = (await self._group.load()).limited(config.num_blocks)
         num_blocks = counts.device
@@ -258,6 +258,7 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         load_format=config.load_format,
         dtype=config.dtype,
         quantization=config.quantization,
+        model_impl=config.model_impl,
         device=config.device,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,

@@ -20,7 +20,7 @@ from deploy.settings import ServeSettings, Words
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
         "served_model_name", "tokenizer", "revision", "download_dir", "load_format", "dtype", "quantization",
-        "trust_remote_code", "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
+        "model_impl", "trust_remote_code", "max_model_len", "seed", "cache_dir", "hub_endpoint", "offline",
     ),
     "Conversations": ("chat_template", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser"),
     "Endpoint": (

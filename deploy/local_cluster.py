@@ -83,7 +83,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
-    model = read_model_config(files)
+    model = read_model_config(files, settings.model_impl)
     check_cluster(settings, files, model)
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:

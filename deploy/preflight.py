@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from deploy.settings import ServeSettings
+from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import DEMO_MODEL, ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
@@ -28,7 +29,7 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     check_length(settings, files, model)
     if settings.scripted:
         return
-    _check_ranks(settings, model)
+    _check_ranks(settings, files, model)
     _check_weights(settings, files)
     _check_devices(settings)
     _check_kv_memory(settings, model)
@@ -65,7 +66,11 @@ def check_length(settings: ServeSettings, files: ModelFiles, model: ModelConfig)
             )
 
 
-def _check_ranks(settings: ServeSettings, model: ModelConfig) -> None:
+def _check_ranks(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:
+    if model.architecture == TRANSFORMERS:
+        from workers.model.transformers_decoder import check_architecture
+
+        check_architecture(files.path, model, settings.tensor_parallel_size)
     for rank in range(settings.tensor_parallel_size):
         make_shard(model, rank, settings.tensor_parallel_size)
 

@@ -22,7 +22,7 @@ def served_model_config(
     Raises:
         InvalidRequest: a setting does not fit the model.
     """
-    model = model or read_model_config(files)
+    model = model or read_model_config(files, settings.model_impl)
     check_length(settings, files, model)
     max_model_len = settings.max_model_len or model.max_position_embeddings
     names = settings.served_names(files.name)

@@ -125,6 +125,8 @@ class ServeSettings(BaseSettings):
     """Numbers of weights, activations and KV."""
     quantization: str | None = None
     """None: as the checkpoint stores weights; fp8, int8 and int4 quantize full ones at load."""
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    """Whose layers: Shoal's or transformers' (any of its decoder-only models); auto: Shoal's where there are such."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; auto: on GPUs where there are any."""
     enforce_eager: bool = False
@@ -314,6 +316,7 @@ class ServeSettings(BaseSettings):
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,
+            model_impl=self.model_impl,
             device=self.device_name,
             seed=self.seed,
             enforce_eager=self.enforce_eager,

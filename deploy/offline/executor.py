@@ -39,6 +39,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         load_format=settings.load_format,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        model_impl=settings.model_impl,
         device=settings.device_name,
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,

@@ -76,6 +76,7 @@ class LLM:
         seed: int = 0,
         dtype: str = "auto",
         quantization: str | None = None,
+        model_impl: str = "auto",
         device: str = "auto",
         num_gpu_blocks_override: int | None = None,
         kv_cache_gib: float | None = None,
@@ -99,6 +100,7 @@ class LLM:
             chat_template: a file with a template; None: the model's.
             load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
             quantization: None for weights as they are stored; "fp8", "int8" or "int4" for full ones.
+            model_impl: "native" or "transformers": whose layers; "auto": native ones where there are such.
             skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
 
         Raises:
@@ -111,6 +113,7 @@ class LLM:
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
+            model_impl=model_impl,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
             enforce_eager=enforce_eager,
             swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,
@@ -118,7 +121,7 @@ class LLM:
             cache_dir=cache_dir, replicas=1,
         )  # fmt: skip
         files = resolve_model(settings.model, settings.source)
-        model_config = read_model_config(files)
+        model_config = read_model_config(files, settings.model_impl)
         self.tokenizer = None if skip_tokenizer_init else load_tokenizer(settings, files)
         self._eos_token_ids = tuple(model_config.eos_token_ids)
         self._executor, counts = start_executor(settings, files)

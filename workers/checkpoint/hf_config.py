@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.config_values import integer, number, token_ids
+from workers.checkpoint.generic_config import generic_config, is_decoder
 from workers.checkpoint.model_shape import Experts, ModelConfig, RopeScaling
 from workers.checkpoint.quantization import quantization_of
 from workers.engine.errors import UserError
@@ -25,6 +26,8 @@ FAMILIES = {
     "SmolLM3ForCausalLM": "smollm3",
 }
 """Hugging Face's architecture name to ours. SmolLM, Llama 2 and 3.x are ``LlamaForCausalLM``, Phi-4 is ``Phi3``."""
+MODEL_IMPLS = ("auto", "native", "transformers")
+"""Whose layers a model has: Shoal's, transformers', or Shoal's where there are such."""
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA_PATTERN = {"gemma2": 2, "gemma3": 6}
 """One layer in so many attends to everything."""
@@ -32,24 +35,35 @@ _GEMMA_PATTERN = {"gemma2": 2, "gemma3": 6}
 JsonObject = Mapping[str, object]
 
 
-def config_from_hf_folder(folder: Path) -> ModelConfig:
+def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig:
     """Read ``config.json``, and ``generation_config.json`` for the end-of-sequence tokens where it exists.
+
+    Args:
+        folder: of the checkpoint.
+        model_impl: one of ``MODEL_IMPLS``.
 
     Raises:
         UserError: the config is damaged, or describes a model that Shoal does not have.
     """
     config = _read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
+    if model_impl == "transformers" or (model_impl == "auto" and name not in FAMILIES and is_decoder(name)):
+        return generic_config(config, generation, str(folder))
     if name not in FAMILIES:
-        raise UserError(f"{folder} holds a {name}; Shoal runs {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
+        others = (
+            "decoder-only models of transformers"
+            if model_impl == "auto"
+            else "no others as model_impl is native"
+        )
+        raise UserError(f"{folder} holds a {name}; Shoal runs {', '.join(FAMILIES)}, and {others}")
+    family = FAMILIES[str(name)]
     num_heads = integer(config, "num_attention_heads")
     hidden_size = integer(config, "hidden_size")
     head_dim = integer(config, "head_dim", hidden_size // num_heads)
     theta, scaling = _rope(config, folder)
-    generation_path = folder / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
     bos = config.get("bos_token_id")
     has_bias = bool(config.get("attention_bias"))
     is_gemma = family in _GEMMA_PATTERN

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.draw import DrawShare, draw
+from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
 from workers.engine.request import ChoiceParams
@@ -21,6 +22,7 @@ from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
 from workers.model.largest_steps import largest_steps
+from workers.model.llama import LlamaDecoder
 from workers.model.memory_account import MemoryAccount, used_bytes
 from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
@@ -67,7 +69,9 @@ class _Launched:
 
 
 class CudaRank(Rank):
-    """An ``Executor`` over one CUDA device."""
+    """An ``Executor`` over one CUDA device, of models with native layers: graphs are made of nothing else."""
+
+    _decoder: LlamaDecoder
 
     def __init__(self, config: RankConfig) -> None:
         """See ``Rank``."""
@@ -439,8 +443,11 @@ def is_plain(params: ChoiceParams, has_all_tokens: bool) -> bool:
 
 
 def make_rank(config: RankConfig) -> Rank:
-    """Return the rank for the config's device."""
-    return CudaRank(config) if config.device.startswith("cuda") else Rank(config)
+    """Return the rank for the config's device and the model's layers."""
+    if not config.device.startswith("cuda"):
+        return Rank(config)
+    rank = Rank(replace(config, device=_with_index(config.device, config.tp_rank)))
+    return rank if rank.model_config.architecture == TRANSFORMERS else CudaRank(config)
 
 
 def _with_index(device: str, tp_rank: int) -> str:

@@ -7,18 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.decode_attention_work import DecodeAttention, decode_attention
-from kernels.paged_decode_attention import paged_decode_attention
-from kernels.prefill_attention import prefill_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
+from workers.model.kv_pool import KVLayout
 from workers.model.linear import Activations, LinearLayer, normed_for
 from workers.model.mlp import Mlp
 from workers.model.rope import rope_table
 from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
+from workers.model.step_attention import attend
 from workers.model.step_inputs import StepInputs
 from workers.model.tensor_parallel import TensorParallelGroup, vocab_of
 from workers.model.tensor_source import TensorSource
@@ -62,6 +61,10 @@ class LlamaDecoder:
         # As transformers rounds it.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         progress(1.0)
+
+    def kv_layout(self, block_size: int) -> KVLayout:
+        """Shape of this rank's KV cache."""
+        return KVLayout.of(self.config, self.shard, block_size, self.dtype)
 
     def linears(self) -> list[LinearLayer]:
         """All projections, the head last."""
@@ -183,7 +186,6 @@ class LlamaDecoder:
         self, layer: DecoderLayer, index: int, hidden: Activations, inputs: StepInputs, kv_cache: Tensor
     ) -> Tensor:
         """Return [num_padded_tokens, heads of this rank * head_dim]."""
-        num_tokens, num_decodes = inputs.num_tokens, inputs.num_decodes
         qkv = layer.qkv(hidden)
         q = rope_kv_write(
             qkv,
@@ -196,69 +198,7 @@ class LlamaDecoder:
             layer.k_norm,
             self.config.rms_norm_eps,
         )
-        if inputs.decode_work is not None:
-            attended = self._attend_by_work(q, layer, index, inputs, inputs.decode_work, kv_cache)
-            return attended.view(num_tokens, -1)
-        parts: list[Tensor] = []
-        if num_decodes:
-            parts.append(
-                paged_decode_attention(
-                    q[:num_decodes],
-                    kv_cache,
-                    index,
-                    inputs.decode_block_tables,
-                    inputs.decode_context_lens,
-                    self.scale,
-                    inputs.max_decode_context_len,
-                    layer.window,
-                    self.config.attention_soft_cap,
-                )
-            )
-        if num_decodes < num_tokens:
-            parts.append(
-                prefill_attention(
-                    q[num_decodes:],
-                    kv_cache,
-                    index,
-                    inputs.prefill_block_tables,
-                    inputs.prefill_query_starts,
-                    inputs.prefill_context_lens,
-                    self.scale,
-                    window=layer.window,
-                    soft_cap=self.config.attention_soft_cap,
-                )
-            )
-        if qkv.shape[0] > num_tokens:
-            parts.append(q.new_zeros(qkv.shape[0] - num_tokens, *q.shape[1:]))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return attended.view(qkv.shape[0], -1)
-
-    def _attend_by_work(
-        self,
-        q: Tensor,
-        layer: DecoderLayer,
-        index: int,
-        inputs: StepInputs,
-        work: DecodeAttention,
-        kv_cache: Tensor,
-    ) -> Tensor:
-        """Both kinds of rows into one tensor; on CUDA."""
-        out = torch.empty_like(q)
-        soft_cap = self.config.attention_soft_cap
-        if inputs.num_decodes:
-            decode_attention(q, kv_cache, index, work, self.scale, out, layer.window, soft_cap)
-        if inputs.num_decodes < inputs.num_tokens:
-            prefill_attention(
-                q,
-                kv_cache,
-                index,
-                inputs.prefill_block_tables,
-                inputs.prefill_query_starts,
-                inputs.prefill_context_lens,
-                self.scale,
-                out,
-                layer.window,
-                soft_cap,
-                tiles=inputs.prefill_tiles,
-            )
-        return out
+        attended = attend(
+            q, kv_cache, index, inputs, self.scale, layer.window, self.config.attention_soft_cap, qkv.shape[0]
+        )
+        return attended.view(attended.shape[0], -1)

@@ -1,7 +1,7 @@
 """One rank: loads its part of a model, then runs plans in the order given.
 
-On CUDA a launch only queues work on the stream; a result's event is waited for in ``collect``. On a CPU the work
-itself is done in ``collect``: with a second plan launched ahead, the first one's result need not wait for both.
+The work itself is done in ``collect``: with a second plan launched ahead, the first one's result need not wait for
+both. On CUDA that serves models with transformers' layers; ``cuda_rank`` does better.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.block_copy import copy_blocks
 from kernels.paged_decode_attention import SPLIT_TOKENS
+from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.quantization import choose_quantization
 from workers.engine.errors import UserError
@@ -25,8 +26,9 @@ from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
 from workers.model.block_copies import BlockCopies, CopyReport, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
+from workers.model.decoder import Decoder
 from workers.model.device import choose_dtype, read_cpu_flags
-from workers.model.kv_pool import KVLayout, cuda_bytes, default_cpu_bytes
+from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
 from workers.model.prompt_scorer import PromptScorer, ScoredPrompts
@@ -34,6 +36,7 @@ from workers.model.rank_config import BlockCounts, RankConfig
 from workers.model.row_sampler import RowSampler, SampledLogprobs
 from workers.model.tensor_parallel import TensorParallelGroup
 from workers.model.tensor_source import open_source
+from workers.model.transformers_decoder import TransformersDecoder
 
 _PADDED_ROWS = 4
 """Rows to which a smaller step is padded on a CPU if that is faster: oneDNN's product of 4 rows can beat that of 1."""
@@ -53,8 +56,6 @@ class _Launched:
     logprobs: SampledLogprobs | None
     pooled: PooledRows | None
     scored: ScoredPrompts | None
-    done: torch.cuda.Event | None
-    """None on a CPU."""
 
 
 class Rank:
@@ -70,7 +71,7 @@ class Rank:
         if config.model_config is not None:
             self.model_config: ModelConfig = config.model_config
         elif config.files is not None:
-            self.model_config = read_model_config(config.files)
+            self.model_config = read_model_config(config.files, config.model_impl)
         else:
             raise UserError("a rank needs model files or a model config", "model")
         self._quantization = choose_quantization(self.model_config.quantization, config.quantization)
@@ -82,7 +83,7 @@ class Rank:
             raise UserError(
                 f"max_model_len is {self.max_model_len}, this model takes at most {longest}", "max_model_len"
             )
-        self._launched: deque[_Launched | StepPlan] = deque()
+        self._launched: deque[StepPlan] = deque()
         self._kv_cache: Tensor | None = None
         self._min_num_tokens = 1
         self._group: TensorParallelGroup | None = None
@@ -98,20 +99,32 @@ class Rank:
             torch.cuda.set_device(self.device)
         self._group = TensorParallelGroup(config.tp_rank, config.tp_size, config.rendezvous, self.device)
         self._group.prepare(self.model_config.hidden_size, self.dtype)
-        source = open_source(config.files, config.load_format, self.model_config, config.seed, self.device)
-        self._decoder = LlamaDecoder(
-            self.model_config,
-            self._group,
-            source,
-            self._quantization,
-            self.device,
-            self.dtype,
-            self.max_model_len,
-            progress,
-        )
+        self._decoder = self._load_decoder(self._group, progress)
         if config.pack_weights:
             self._decoder.pack()
-        self._layout = KVLayout.of(self.model_config, self._decoder.shard, config.block_size, self.dtype)
+        self._layout = self._decoder.kv_layout(config.block_size)
+
+    def _load_decoder(self, group: TensorParallelGroup, progress: Callable[[float], None]) -> Decoder:
+        config, model = self.config, self.model_config
+        if model.architecture == TRANSFORMERS:
+            if config.files is None:
+                raise UserError("a model with transformers' layers needs a folder", "model")
+            is_dummy = config.load_format == "dummy"
+            return TransformersDecoder(
+                model,
+                group,
+                config.files.path,
+                is_dummy,
+                self._quantization,
+                self.device,
+                self.dtype,
+                config.seed,
+                progress,
+            )
+        source = open_source(config.files, config.load_format, model, config.seed, self.device)
+        return LlamaDecoder(
+            model, group, source, self._quantization, self.device, self.dtype, self.max_model_len, progress
+        )
 
     def block_counts(self) -> BlockCounts:
         """What fits this rank's memory, device and host; see ``max_num_blocks``."""
@@ -191,16 +204,13 @@ class Rank:
 
     def launch(self, plan: StepPlan) -> None:
         """See ``Executor``."""
-        self._launched.append(self._run(plan) if self.device.type == "cuda" else plan)
+        self._launched.append(plan)
 
     def collect(self) -> StepResult:
         """See ``Executor``."""
         assert self._launched, "collect follows launch"
-        launched = self._launched.popleft()
-        if isinstance(launched, StepPlan):
-            launched = self._run(launched, self._late_masks_for(launched))
-        if launched.done is not None:
-            launched.done.synchronize()
+        plan = self._launched.popleft()
+        launched = self._run(plan, self._late_masks_for(plan))
         copies = self._report_copies(launched.plan)
         return StepResult(
             step_id=launched.plan.step_id,
@@ -218,13 +228,11 @@ class Rank:
         )
 
     def ready(self) -> bool:
-        """See ``Executor``. On a CPU ``collect`` computes but waits for nobody but late masks."""
+        """See ``Executor``. ``collect`` computes but waits for nobody but late masks."""
         if not self._launched:
             return False
         oldest = self._launched[0]
-        if isinstance(oldest, StepPlan):
-            return not oldest.deferred or self._late_masks_for(oldest) is not None
-        return oldest.done is None or oldest.done.query()
+        return not oldest.deferred or self._late_masks_for(oldest) is not None
 
     def close(self) -> None:
         """See ``Executor``."""
@@ -234,7 +242,7 @@ class Rank:
 
     def _late_masks_for(self, plan: StepPlan) -> LateMasks | None:
         """What the plan's deferred rows wait for, if a plan launched later has brought it."""
-        later = (one.late_masks for one in self._launched if isinstance(one, StepPlan))
+        later = (one.late_masks for one in self._launched)
         return next((late for late in later if late is not None and late.step_id == plan.step_id), None)
 
     @torch.inference_mode()
@@ -248,7 +256,7 @@ class Rank:
             self._copies.begin(plan)
         started_s = time.perf_counter()
         if not plan.rows:  # it was there for its masks or copies alone
-            return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None, None)
+            return _Launched(plan, started_s, torch.empty(0, dtype=torch.int64), None, None, None)
         self._share(plan)
         self._batch.apply(plan)
         self._sampler.enter(plan.new_rows)
@@ -267,7 +275,7 @@ class Rank:
             allowed = {mask.place: mask.allowed for mask in masks}
             token_ids, logprobs = self._sampler.sample(logits, rows, allowed)
             self._batch.store([row.row for row in rows], [row.position for row in rows], token_ids)
-        return self._send_home(_Launched(plan, started_s, token_ids, logprobs, pooled, scored, None))
+        return _Launched(plan, started_s, token_ids, logprobs, pooled, scored)
 
     def _share(self, plan: StepPlan) -> None:
         """Let beams go on from each other's rows, and copy blocks that are shared no longer."""
@@ -314,19 +322,6 @@ class Rank:
             plan, lambda tokens: self._decoder.logits(attended, residual, tokens), self.device
         )
 
-    def _send_home(self, launched: _Launched) -> _Launched:
-        """Start the copies to the host and mark their end."""
-        if self.device.type != "cuda":
-            return launched
-        logprobs = launched.logprobs
-        if logprobs is not None:
-            tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
-            logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
-        token_ids = _copy_to_host(launched.token_ids)
-        done = torch.cuda.Event()
-        done.record()
-        return replace(launched, token_ids=token_ids, logprobs=logprobs, done=done)
-
     @torch.inference_mode()
     def _choose_padding(self) -> int:
         """Time passes over all weights with 1 row and with ``_PADDED_ROWS``; return the faster number of rows."""
@@ -346,7 +341,3 @@ class Rank:
         activations = config.max_num_batched_tokens * widths * self.dtype.itemsize
         # The sampler holds logits, scaled logits, weights and a sorted copy, in float32.
         return activations + 6 * config.max_num_seqs * model.vocab_size * 4
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -52,6 +52,8 @@ class RankConfig:
     """None only with ``load_format`` "dummy" and a ``model_config``."""
     load_format: str = "auto"
     """One of "auto" (by the files), "gguf", "safetensors", and "dummy" for random weights."""
+    model_impl: str = "auto"
+    """Whose layers: "native", "transformers", or "auto" for native ones where there are such."""
     model_config: ModelConfig | None = None
     """Overrides what the files say; needed where there are none."""
     quantization: str | None = None

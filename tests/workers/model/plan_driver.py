@@ -140,7 +140,7 @@ def read_fields(fields: dict[str, Any]) -> ModelConfig:
 def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
     """Continue prompts as one rank of a group; print the tokens as JSON.
 
-    The spec holds ``prompts`` and ``num_tokens``, and either ``gguf`` (a path) or ``model_config`` (fields, for random
+    The spec holds ``prompts`` and ``num_tokens``, and either ``model`` (a path) or ``model_config`` (fields, for random
     weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list), ``chunk`` and
     ``overlapped_tokens`` (steps of so many are computed in parts).
     """
@@ -151,8 +151,8 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
         tensor_parallel._OVERLAPPED_TOKENS = spec["overlapped_tokens"]
     params = [ChoiceParams(**one) for one in spec["params"]] if "params" in spec else GREEDY
     config = RankConfig(
-        files=ModelFiles(Path(spec["gguf"]), "demo") if "gguf" in spec else None,
-        load_format="auto" if "gguf" in spec else "dummy",
+        files=ModelFiles(Path(spec["model"]), "demo") if "model" in spec else None,
+        load_format="auto" if "model" in spec else "dummy",
         model_config=read_fields(spec["model_config"]) if "model_config" in spec else None,
         max_model_len=256,
         num_threads=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_two_ranks_give_the_golden_tokens(generate: Generate, demo_model: ModelF
     cases = goldens[:8]
     prompts = [case["prompt_token_ids"] for case in cases]
 
-    by_rank = generate({"gguf": str(demo_model.path), "prompts": prompts, "num_tokens": 32}, 2)
+    by_rank = generate({"model": str(demo_model.path), "prompts": prompts, "num_tokens": 32}, 2)
 
     assert by_rank == [[case["output_token_ids"][:32] for case in cases]] * 2
 
@@ -46,7 +47,7 @@ def test_sums_under_way_while_other_tokens_are_computed_change_nothing(
 ) -> None:
     cases = goldens[:3]
     spec = {
-        "gguf": str(demo_model.path),
+        "model": str(demo_model.path),
         "prompts": [case["prompt_token_ids"] for case in cases],
         "num_tokens": 4,
     }
@@ -96,6 +97,25 @@ FAMILIES = {
 def test_families_over_two_ranks_give_one_ranks_tokens(generate: Generate, family: str) -> None:
     config = asdict(ModelConfig(**{**TINY, **FAMILIES[family]}, num_heads=4, num_kv_heads=2))
     spec = {"model_config": config, "prompts": [[1, 2, 3], list(range(40))], "num_tokens": 12}
+
+    (alone,) = generate(spec, 1)
+
+    assert generate(spec, 2) == [alone] * 2
+
+
+@pytest.mark.parametrize("family", ["GPTNeoXConfig", "Olmo2Config", "GraniteConfig"])
+@pytest.mark.slow
+def test_transformers_layers_over_two_ranks_give_one_ranks_tokens(
+    generate: Generate, family: str, tmp_path: Path
+) -> None:
+    import transformers
+
+    config = getattr(transformers, family)(
+        vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(tmp_path)
+    spec = {"model": str(tmp_path), "prompts": [[1, 2, 3], list(range(40))], "num_tokens": 12}
 
     (alone,) = generate(spec, 1)
 

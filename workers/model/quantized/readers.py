@@ -40,7 +40,7 @@ def read_weight(source: TensorSource, name: str, shape: Shape, how: Quantization
     if how is None or (how.is_online and name == "lm_head"):
         return DenseWeight(source.read(f"{name}.weight", shape))
     if how.is_online:
-        return _quantize(source.read(f"{name}.weight", shape), how)
+        return quantize_online(source.read(f"{name}.weight", shape), how)
     if how.format == "gguf":
         return source.read_blocks(f"{name}.weight", shape)
     read, marker = {
@@ -62,7 +62,7 @@ def read_weight(source: TensorSource, name: str, shape: Shape, how: Quantization
     return read(source, name, shape, how)
 
 
-def _quantize(weight: Tensor, how: Quantization) -> StoredWeight:
+def quantize_online(weight: Tensor, how: Quantization) -> StoredWeight:
     """What ``--quantization`` does to weights that are stored in full: round to nearest."""
     if how.bits == 4:
         group = how.group_size or weight.shape[1]

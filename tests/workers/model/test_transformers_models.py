@@ -1,0 +1,149 @@
+"""Models without native layers run with transformers' own over paged blocks, and answer as transformers does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import UserError
+from workers.engine.plan import NewRow, StepPlan
+from workers.engine.request import ChoiceParams
+from workers.model.rank import Rank
+from workers.model.rank_config import RankConfig
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "opt": ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gpt neox": ("GPTNeoXConfig", {}),
+    "olmo2": ("Olmo2Config", {}),
+    "starcoder2 with a window": ("Starcoder2Config", {"sliding_window": 24}),
+    "granite": (
+        "GraniteConfig",
+        {"logits_scaling": 3.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
+    ),
+    "cohere": ("CohereConfig", {"logit_scale": 0.5}),
+}
+
+
+def save(folder: Path, config_name: str, fields: dict) -> torch.nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, config_name)(**{**SIZES, **fields})
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def ragged_logprobs(rank: Rank, prompts: list[list[int]], chunk: int) -> list[torch.Tensor]:
+    """Next token's log-probabilities of all prompts, computed side by side, ``chunk`` tokens a step."""
+    params = ChoiceParams(max_tokens=1, temperature=0.0, num_logprobs=VOCAB)
+    rows = [NewRow(i, ids, len(ids), params) for i, ids in enumerate(prompts)]
+    blocks = [list(range(8 * i, 8 * i + -(-len(ids) // 16))) for i, ids in enumerate(prompts)]
+    done, found = [0] * len(prompts), [torch.empty(VOCAB) for _ in prompts]
+    step = 0
+    while any(start < len(ids) for start, ids in zip(done, prompts, strict=True)):
+        left = {i: min(chunk, len(ids) - done[i]) for i, ids in enumerate(prompts) if done[i] < len(ids)}
+        order = sorted(left, key=lambda i: left[i])  # rows of one token come first
+        samples = [done[i] + left[i] == len(prompts[i]) for i in order]
+        tables = [blocks[i] if step == 0 else [] for i in order]
+        rank.launch(
+            StepPlan(
+                step,
+                rows if step == 0 else [],
+                order,
+                [done[i] for i in order],
+                [left[i] for i in order],
+                samples,
+                tables,
+            )
+        )
+        told = iter(rank.collect().logprobs or [])
+        for i, sampled in zip(order, samples, strict=True):
+            done[i] += left[i]
+            if sampled:
+                one = next(told)
+                found[i][one.top_token_ids] = torch.tensor(one.top_logprobs)
+        step += 1
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_without_native_layers_computes_what_transformers_computes(
+    family: str, make_rank, tmp_path: Path
+) -> None:
+    model = save(tmp_path, *FAMILIES[family])
+    rank = make_rank(files=ModelFiles(tmp_path, family))
+    prompts = [torch.randint(3, VOCAB, (length,)).tolist() for length in (1, 19, 64, 33)]
+
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts]
+
+    for chunk in (64, 9):
+        for got, want in zip(ragged_logprobs(rank, prompts, chunk), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_implementation_can_be_asked_for(make_rank, tmp_path: Path) -> None:
+    save(tmp_path, "LlamaConfig", {})
+    prompts = [[5, 6, 7], [9] * 40]
+
+    native, borrowed = (
+        ragged_logprobs(make_rank(files=ModelFiles(tmp_path, "x"), model_impl=impl), prompts, 16)
+        for impl in ("native", "transformers")
+    )
+
+    for one, other in zip(native, borrowed, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_native_layers_are_not_replaced_by_others_when_they_are_asked_for(tmp_path: Path) -> None:
+    save(tmp_path, "GPTNeoXConfig", {})
+
+    with pytest.raises(UserError, match=r"GPTNeoXForCausalLM; Shoal runs LlamaForCausalLM.*native"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"), model_impl="native"))
+
+
+def test_a_model_with_attention_that_blocks_cannot_hold_is_refused(tmp_path: Path) -> None:
+    save(
+        tmp_path,
+        "GptOssConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 16},
+    )
+
+    with pytest.raises(UserError, match="sinks"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
+
+
+def test_a_model_that_hides_a_bias_in_its_mask_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "BloomConfig", {"n_layer": 2, "n_head": 4})
+
+    with pytest.raises(UserError, match="no attention but its own"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    save(tmp_path, "LlamaConfig", {})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["NovelForCausalLM"]}))
+
+    with pytest.raises(UserError, match="NovelForCausalLM"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()

@@ -1,0 +1,60 @@
+"""A ``config.json`` of any decoder-only model: sizes by the names that families give them. Layers are transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workers.checkpoint.config_values import integer, token_ids
+from workers.checkpoint.model_shape import ModelConfig
+from workers.checkpoint.quantization import quantization_of
+
+ARCHITECTURE = "transformers"
+"""``ModelConfig.architecture`` of models whose layers transformers brings."""
+_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads", "multi_query_group_num"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"),
+}
+_ENDINGS = ("ForCausalLM", "LMHeadModel")
+"""Of class names of decoder-only models."""
+
+JsonObject = Mapping[str, object]
+
+
+def is_decoder(name: object) -> bool:
+    """True for the class name of a model that writes text and reads nothing but text."""
+    return isinstance(name, str) and name.endswith(_ENDINGS)
+
+
+def generic_config(config: JsonObject, generation: JsonObject, where: str) -> ModelConfig:
+    """Read what blocks, batches and memory plans need to know; layers may turn out otherwise when they are loaded.
+
+    Raises:
+        UserError: a size is missing or no positive integer.
+    """
+
+    def size(key: str, default: int | None = None) -> int:
+        given = next((config[name] for name in _NAMES[key] if config.get(name) is not None), None)
+        return integer({_NAMES[key][0]: given}, _NAMES[key][0], default)
+
+    hidden_size, num_heads = size("hidden_size"), size("num_heads")
+    bos = config.get("bos_token_id")
+    return ModelConfig(
+        architecture=ARCHITECTURE,
+        hidden_size=hidden_size,
+        intermediate_size=size("intermediate_size", 4 * hidden_size),
+        num_layers=size("num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=size("num_kv_heads", num_heads),
+        head_dim=integer(config, "head_dim", hidden_size // num_heads),
+        vocab_size=integer(config, "vocab_size"),
+        max_position_embeddings=size("positions", 2048),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
+        eos_token_ids=token_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        bos_token_id=bos if isinstance(bos, int) else None,
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        quantization=quantization_of(config, where),
+    )
