@@ -46,6 +46,8 @@ class ReplicaConfig:
     quantization: str | None = None
     model_impl: str = "auto"
     """Whose layers: "native", "transformers", or "auto"."""
+    kv_cache_dtype: str = "auto"
+    """Numbers of the KV cache: "auto" for those of ``dtype``, or "fp8"."""
     device: str = "auto"
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs."""

@@ -107,7 +107,9 @@ def plan_memory(
     return MemoryPlan(size, rank_weights, per_token, step, gpu_bytes - rank_weights - step, context)
 
 
-def fewest_ranks(config: ModelConfig, how: Quantization | None, gpu_bytes: int, context: int) -> MemoryPlan:
+def fewest_ranks(
+    config: ModelConfig, how: Quantization | None, gpu_bytes: int, context: int, kv_bytes_per_element: int = 2
+) -> MemoryPlan:
     """The smallest group, of powers of two, that serves one request of ``context`` tokens.
 
     Raises:
@@ -115,7 +117,7 @@ def fewest_ranks(config: ModelConfig, how: Quantization | None, gpu_bytes: int, 
     """
     size = 1
     while size <= config.num_heads:
-        plan = plan_memory(config, how, gpu_bytes, context, size)
+        plan = plan_memory(config, how, gpu_bytes, context, size, kv_bytes_per_element=kv_bytes_per_element)
         if plan.max_requests >= 1:
             return plan
         size *= 2

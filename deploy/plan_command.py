@@ -19,6 +19,7 @@ def plan(
         int | None, typer.Option(min=1, help="Tokens of a request. (default: the model's most)")
     ] = None,
     quantization: Annotated[str | None, typer.Option(help="fp8, int8 or int4, done at load.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto (16 bits) or fp8.")] = "auto",
     gpu_memory_utilization: Annotated[float, typer.Option(min=0.1, max=1.0)] = 0.9,
 ) -> None:
     """Say what a model takes on a GPU, from its config alone: weights, KV cache, requests at once, ranks."""
@@ -30,16 +31,21 @@ def plan(
     from workers.checkpoint.quantization import choose_quantization
     from workers.checkpoint.source import resolve_model
 
-    settings = make_settings(model=model, quantization=quantization)
+    settings = make_settings(model=model, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     files = resolve_model(settings.model, settings.source)
     config = read_model_config(files)
     how = choose_quantization(config.quantization, settings.quantization)
     usable = int(_gib(gpu) * gpu_memory_utilization * 2**30)
     tokens = context or config.max_position_embeddings
-    first = fewest_ranks(config, how, usable, tokens)
+    kv_bytes = 2 if settings.kv_cache_dtype == "auto" else 1
+    first = fewest_ranks(config, how, usable, tokens, kv_bytes)
     plans = [first]
     if 2 * first.tensor_parallel_size <= config.num_heads:
-        plans.append(plan_memory(config, how, usable, tokens, 2 * first.tensor_parallel_size))
+        plans.append(
+            plan_memory(
+                config, how, usable, tokens, 2 * first.tensor_parallel_size, kv_bytes_per_element=kv_bytes
+            )
+        )
     title = f"{files.name} on {gpu}, weights {how.format if how is not None else 'in 16 bits'}"
     table = Table("tensor parallel", *(str(one.tensor_parallel_size) for one in plans), title=title)
     rows = {

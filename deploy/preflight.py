@@ -133,10 +133,11 @@ def _check_kv_memory(settings: ServeSettings, model: ModelConfig) -> None:
         return
     import torch
 
-    from workers.model.device import choose_dtype, read_cpu_flags
+    from workers.model.device import choose_dtype, choose_kv_dtype, read_cpu_flags
     from workers.model.kv_pool import KVLayout, default_cpu_bytes
 
     dtype = choose_dtype(settings.dtype, model.dtype, torch.device("cpu"), read_cpu_flags())
+    dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, torch.device("cpu"))
     max_model_len = settings.max_model_len or model.max_position_embeddings
     # The first rank's share is the largest.
     shard = make_shard(model, 0, settings.tensor_parallel_size)

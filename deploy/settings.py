@@ -131,8 +131,8 @@ class ServeSettings(BaseSettings):
     """Where ranks compute; auto: on GPUs where there are any."""
     enforce_eager: bool = False
     """On a GPU: launch every step kernel by kernel, without CUDA graphs; a faster start, slower steps."""
-    kv_cache_dtype: Literal["auto"] = "auto"
-    """Numbers of the KV cache; auto: those of --dtype, and nothing else yet."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
+    """Numbers of the KV cache; auto: those of --dtype; fp8: e4m3, with the checkpoint's scales where it has some."""
     trust_remote_code: bool = False
     """Refused: no code of a checkpoint is ever run."""
     seed: int = Field(0, ge=0)
@@ -317,6 +317,7 @@ class ServeSettings(BaseSettings):
             dtype=self.dtype,
             quantization=self.quantization,
             model_impl=self.model_impl,
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device_name,
             seed=self.seed,
             enforce_eager=self.enforce_eager,

@@ -134,7 +134,8 @@ def decode_attention_over_work(
     out = torch.empty_like(q) if out is None else out
     group = num_heads // num_kv_heads
     pdl = has_pdl(q.device)
-    options = work_options(head_dim, q.element_size(), pdl, is_plain=not (window or soft_cap))
+    is_plain = not (window or soft_cap or kv_cache.dtype != q.dtype)
+    options = work_options(head_dim, q.element_size(), pdl, is_plain)
     _decode_work_kernel[((work.shares.shape[0] - 1) * num_kv_heads,)](
         q,
         kv_cache,
@@ -201,7 +202,7 @@ def work_options(head_dim: int, element_size: int, is_hopper: bool, is_plain: bo
         return {"num_warps": 4, "num_stages": 1}
     if head_dim > 128 or not is_hopper:
         return {"num_warps": 4, "num_stages": 2}
-    # With a window or a soft cap one warp has too few registers.
+    # With a window, a soft cap or keys to convert one warp has too few registers.
     return {"num_warps": 1 if is_plain else 2, "num_stages": 2}
 
 

@@ -41,8 +41,13 @@ def paged_decode_attention_ref(
     # Gathered as [2, rows, kv heads, blocks] pieces of one head, so that the result is laid out for the products.
     blocks = block_tables[:, :num_blocks].long().mul(num_layers).add_(layer).mul_(2 * num_kv_heads)
     heads = torch.arange(2 * num_kv_heads, device=q.device).view(2, 1, num_kv_heads, 1)
-    pieces = torch.embedding(kv_cache.view(-1, block_size * head_dim), blocks[:, None] + heads)
-    keys, values = pieces.view(2, num_rows * num_kv_heads, num_blocks * block_size, head_dim).float()
+    stored = kv_cache.view(torch.uint8) if kv_cache.itemsize == 1 else kv_cache
+    pieces = torch.embedding(stored.view(-1, block_size * head_dim), blocks[:, None] + heads)
+    keys, values = (
+        pieces.view(kv_cache.dtype)
+        .view(2, num_rows * num_kv_heads, num_blocks * block_size, head_dim)
+        .float()
+    )
     tokens = torch.arange(num_blocks * block_size, device=q.device)
     grouped = q.float().view(num_rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
     if window or soft_cap:

@@ -34,6 +34,7 @@ def prefill_attention_ref(
     _, _, _, num_kv_heads, block_size, _ = kv_cache.shape
     group = num_heads // num_kv_heads
     out = torch.empty_like(q)
+    stored = kv_cache.view(torch.uint8) if kv_cache.itemsize == 1 else kv_cache
     starts = query_starts.tolist()
     for row, context in enumerate(context_lens.tolist()):
         queries = slice(starts[row], starts[row + 1])
@@ -41,8 +42,8 @@ def prefill_attention_ref(
         if num_queries == 0:
             continue
         blocks = block_tables[row, : -(-context // block_size)].long()
-        held = kv_cache[:, layer].index_select(0, blocks).permute(1, 2, 0, 3, 4)
-        held = held.reshape(2, num_kv_heads, 1, -1, head_dim)[:, :, :, :context].float()
+        held = stored[:, layer].index_select(0, blocks).view(kv_cache.dtype).permute(1, 2, 0, 3, 4)
+        held = held.float().reshape(2, num_kv_heads, 1, -1, head_dim)[:, :, :, :context]
         keys, values = held.expand(2, num_kv_heads, group, context, head_dim)
         grouped = q[queries].float().view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
         if window or soft_cap:

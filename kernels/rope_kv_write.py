@@ -14,6 +14,13 @@ from kernels.native import MAX_HEAD_DIM, native_kernels
 
 HEADS = 8
 """Heads a program turns."""
+FLOAT8 = torch.float8_e4m3fn
+MAX_FLOAT8 = 448.0
+"""Larger numbers would become NaN; they are cut off."""
+
+KVScales = tuple[float, float]
+"""What an 8-bit cache's keys and values are multiplied by to get what they stand for."""
+UNSCALED: KVScales = (1.0, 1.0)
 
 
 def rope_kv_write_ref(
@@ -26,6 +33,7 @@ def rope_kv_write_ref(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Say in plain torch what ``rope_kv_write`` must do: float32 inside."""
     _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -45,7 +53,13 @@ def rope_kv_write_ref(
     head = torch.arange(2 * num_kv_heads, device=slots.device)
     place = ((block * num_layers + layer) * (2 * num_kv_heads))[:, None] + head
     place = place * block_size + offset[:, None]
-    kv_cache.view(-1, head_dim).index_copy_(0, place.view(-1), kv.reshape(-1, head_dim).to(kv_cache.dtype))
+    if kv_cache.dtype == FLOAT8:
+        scales = kv.new_tensor(kv_scales, dtype=torch.float32).repeat_interleave(num_kv_heads)[:, None]
+        kv = (kv.float() / scales).clamp(-MAX_FLOAT8, MAX_FLOAT8).to(FLOAT8).view(torch.uint8)
+    else:
+        kv = kv.to(kv_cache.dtype)
+    rows = kv_cache.view(kv.dtype).view(-1, head_dim)
+    rows.index_copy_(0, place.view(-1), kv.reshape(-1, head_dim))
     return rotated[:, :num_heads].contiguous()
 
 
@@ -59,6 +73,7 @@ def rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots of ``layer``, return q.
 
@@ -73,6 +88,7 @@ def rope_kv_write(
         layer: which layer of the cache.
         q_norm, k_norm: [head_dim]; RMSNorm over each head before the rotation, or None for models without.
         eps: of that norm.
+        kv_scales: of keys and values, where the cache is in e4m3; what does not fit it is cut off.
 
     Returns:
         [num_tokens, num_heads, head_dim] in ``qkv``'s dtype.
@@ -98,10 +114,11 @@ def rope_kv_write(
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
     if qkv.device.type == "cuda":
-        return _launch(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+        return _launch(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales)
     native = native_kernels() if qkv.dtype == kv_cache.dtype == torch.float32 else None
-    kernel = native.rope_kv_write if native is not None and head_dim <= MAX_HEAD_DIM else rope_kv_write_ref
-    return kernel(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+    if native is not None and head_dim <= MAX_HEAD_DIM:
+        return native.rope_kv_write(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
+    return rope_kv_write_ref(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales)
 
 
 def _launch(
@@ -114,6 +131,7 @@ def _launch(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: KVScales,
 ) -> Tensor:
     num_tokens = slots.shape[0]
     _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -133,6 +151,8 @@ def _launch(
         q_norm if has_norm else qkv,
         k_norm if has_norm else qkv,
         eps,
+        1.0 / kv_scales[0],
+        1.0 / kv_scales[1],
         layer,
         num_layers,
         NUM_HEADS=num_heads,
@@ -142,6 +162,7 @@ def _launch(
         HALF_PADDED=next_power_of_2(head_dim // 2),
         HEADS=HEADS,
         HAS_NORM=has_norm,
+        MOST=MAX_FLOAT8 if kv_cache.dtype == FLOAT8 else 0.0,
         PDL=pdl,
         num_warps=2,
         **pdl_options(pdl),
@@ -150,7 +171,7 @@ def _launch(
 
 
 # What changes from layer to layer must not lead to a new variant.
-@triton.jit(do_not_specialize=["layer", "num_layers"])
+@triton.jit(do_not_specialize=["k_inverse", "v_inverse", "layer", "num_layers"])
 def _rope_kv_write_kernel(
     qkv_ptr,
     positions_ptr,
@@ -161,6 +182,8 @@ def _rope_kv_write_kernel(
     q_norm_ptr,
     k_norm_ptr,
     eps,
+    k_inverse,
+    v_inverse,
     layer,
     num_layers,
     NUM_HEADS: tl.constexpr,
@@ -170,6 +193,7 @@ def _rope_kv_write_kernel(
     HALF_PADDED: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    MOST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Some heads of one token a program; heads are held as their two halves."""
@@ -218,5 +242,11 @@ def _rope_kv_write_kernel(
     ) * BLOCK_SIZE + slot % BLOCK_SIZE
     is_kept = inside & (heads >= NUM_HEADS)[:, None] & (slot >= 0)
     place = kv_cache_ptr + row[:, None] * HEAD_DIM + columns[None, :]
+    if MOST > 0:
+        inverse = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, k_inverse, v_inverse)[:, None]
+        turned_first = turned_first.to(qkv_ptr.dtype.element_ty).to(tl.float32) * inverse
+        turned_second = turned_second.to(qkv_ptr.dtype.element_ty).to(tl.float32) * inverse
+        turned_first = tl.minimum(tl.maximum(turned_first, -MOST), MOST)
+        turned_second = tl.minimum(tl.maximum(turned_second, -MOST), MOST)
     tl.store(place, turned_first.to(kv_cache_ptr.dtype.element_ty), mask=is_kept)
     tl.store(place + half, turned_second.to(kv_cache_ptr.dtype.element_ty), mask=is_kept)

@@ -40,6 +40,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         dtype=settings.dtype,
         quantization=settings.quantization,
         model_impl=settings.model_impl,
+        kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device_name,
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,

@@ -77,6 +77,7 @@ class LLM:
         dtype: str = "auto",
         quantization: str | None = None,
         model_impl: str = "auto",
+        kv_cache_dtype: str = "auto",
         device: str = "auto",
         num_gpu_blocks_override: int | None = None,
         kv_cache_gib: float | None = None,
@@ -101,6 +102,7 @@ class LLM:
             load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
             quantization: None for weights as they are stored; "fp8", "int8" or "int4" for full ones.
             model_impl: "native" or "transformers": whose layers; "auto": native ones where there are such.
+            kv_cache_dtype: "auto" for the numbers of ``dtype``, or "fp8" (e4m3) for half or a quarter of the memory.
             skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
 
         Raises:
@@ -113,7 +115,7 @@ class LLM:
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
-            model_impl=model_impl,
+            model_impl=model_impl, kv_cache_dtype=kv_cache_dtype,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
             enforce_eager=enforce_eager,
             swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,

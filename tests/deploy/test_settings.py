@@ -20,7 +20,7 @@ from workers.engine.errors import InvalidRequest
         ("kv_cache_gib", float("inf"), r"--kv-cache-gib is inf: .*finite"),
         ("host", "", r"--host is ''"),
         ("trust_remote_code", True, r"--trust-remote-code is True: .*no code of a checkpoint"),
-        ("kv_cache_dtype", "fp8", r"--kv-cache-dtype is 'fp8': .*'auto'"),
+        ("kv_cache_dtype", "fp4", r"--kv-cache-dtype is 'fp4': .*'fp8'"),
     ],
 )
 def test_a_bad_flag_is_named_with_its_value_and_limit(name: str, value: object, says: str) -> None:

@@ -27,6 +27,7 @@ from kernels import shared_prefix_attention as shared_prefix
 OPTIONS = ((0, 0.0), (40, 0.0), (10, 0.8), (0, 0.8))
 """Windows and soft caps."""
 FLOAT_TYPES = (torch.float32, torch.float16)
+FLOAT8 = rope_kv_write.FLOAT8
 
 
 def check_draws() -> None:
@@ -137,6 +138,7 @@ def main() -> None:
 
 def cases() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield name, the kernel's result, the reference's."""
+    yield from float8_cache_cases()
     for dtype in FLOAT_TYPES:
         yield from norm_cases(dtype)
         yield from rope_cases(dtype)
@@ -266,10 +268,44 @@ def rope_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Te
         cos_sin = torch.randn(16, head_dim)
         norms = torch.randn(2, head_dim, dtype=dtype) if has_norm else (None, None)
         got, want = torch.zeros(2, 4, 2, 2, num_kv_heads, 16, head_dim, dtype=dtype)
-        q_got = rope_kv_write._launch(qkv, positions, slots, cos_sin, got, 1, *norms, 1e-6)
+        q_got = rope_kv_write._launch(
+            qkv, positions, slots, cos_sin, got, 1, *norms, 1e-6, rope_kv_write.UNSCALED
+        )
         q_want = rope_kv_write.rope_kv_write_ref(qkv, positions, slots, cos_sin, want, 1, *norms, 1e-6)
         yield f"rope q {head_dim} {dtype}", q_got, q_want
         yield f"rope kv {head_dim} {dtype}", got, want
+
+
+def float8_cache_cases() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """A cache of e4m3: written with scales, cut off at its limit, read by decode and prefill attention."""
+    head_dim, num_kv_heads = 64, 2
+    qkv = torch.randn(4, (3 + 2 * num_kv_heads) * head_dim) * 60
+    places = (torch.tensor([0, 7, 3, 11]), torch.tensor([5, 40, 17, 63]), torch.randn(16, head_dim))
+    got, want = torch.zeros(2, 4, 2, 2, num_kv_heads, 16, head_dim, dtype=torch.uint8).view(FLOAT8)
+    rope_kv_write._launch(qkv, *places, got, 1, None, None, 1e-6, (0.25, 2.0))
+    rope_kv_write.rope_kv_write_ref(qkv, *places, want, 1, kv_scales=(0.25, 2.0))
+    # The interpreter does not round halves to even as a GPU does.
+    assert ((got.float() - want.float()).abs() <= want.float().abs() / 8).all()
+    assert want.float().abs().max() == rope_kv_write.MAX_FLOAT8
+    context_lens = [37, 1, 20]
+    cache, tables = make_cache(context_lens, num_kv_heads, 16, head_dim, torch.float32)
+    stored, kept = cache.to(FLOAT8), cache.nan_to_num().to(FLOAT8)
+    lens = torch.tensor(context_lens, dtype=torch.int32)
+    q = torch.randn(3, 4, head_dim)
+    args = (tables, lens, head_dim**-0.5)
+    yield (
+        f"decode of e4m3 {torch.float32}",
+        decode._launch(q, stored, 1, *args, 37, 0, 0.0),
+        decode.paged_decode_attention_ref(q, kept, 1, *args),
+    )
+    starts = torch.tensor([0, 5, 6, 26], dtype=torch.int32)
+    q = torch.randn(26, 4, head_dim)
+    args = (tables, starts, lens, head_dim**-0.5)
+    yield (
+        f"prefill of e4m3 {torch.float32}",
+        prefill._launch(q, stored, 1, *args, None, 0, 0.0),
+        prefill.prefill_attention_ref(q, kept, 1, *args),
+    )
 
 
 def decode_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -214,7 +214,8 @@ def test_rope_kv_write_keeps_its_registers(architecture: int, has_norm: bool, tm
         rope_kv_write._rope_kv_write_kernel,
         architecture,
         dict.fromkeys(("qkv_ptr", "kv_cache_ptr", "q_ptr", "q_norm_ptr", "k_norm_ptr"), "*bf16")
-        | {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32", "eps": "fp32"},
+        | {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32", "eps": "fp32"}
+        | {"k_inverse": "fp32", "v_inverse": "fp32"},
         {
             "NUM_HEADS": 32,
             "NUM_KV_HEADS": 8,
@@ -223,6 +224,7 @@ def test_rope_kv_write_keeps_its_registers(architecture: int, has_norm: bool, tm
             "HALF_PADDED": 64,
             "HEADS": rope_kv_write.HEADS,
             "HAS_NORM": has_norm,
+            "MOST": 0.0,
             "PDL": architecture == 90,
         },
         num_warps=2,

@@ -11,7 +11,16 @@ import pytest
 
 pytest.importorskip("triton")
 
-from kernels import coded_linear, experts, nibble_linear, outliers, scaled_linear, scaled_rows
+from kernels import (
+    coded_linear,
+    decode_attention_work,
+    experts,
+    nibble_linear,
+    outliers,
+    rope_kv_write,
+    scaled_linear,
+    scaled_rows,
+)
 from kernels.splits import ProductTiles
 
 OUT, WIDTH = 4096, 4096
@@ -215,3 +224,46 @@ def test_rows_and_outliers_keep_their_registers(
     )
 
     assert compiling.spilled_bytes(rows, tmp_path) == compiling.spilled_bytes(sparse, tmp_path) == 0
+
+
+def test_a_cache_of_e4m3_is_written_without_spills(compiling: ModuleType, tmp_path: Path) -> None:
+    compiled = compiling.compile_kernel(
+        rope_kv_write._rope_kv_write_kernel,
+        90,
+        dict.fromkeys(("qkv_ptr", "q_ptr", "q_norm_ptr", "k_norm_ptr"), "*bf16")
+        | {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32", "kv_cache_ptr": "*fp8e4nv"}
+        | dict.fromkeys(("eps", "k_inverse", "v_inverse"), "fp32"),
+        {
+            "NUM_HEADS": 32,
+            "NUM_KV_HEADS": 8,
+            "BLOCK_SIZE": 16,
+            "HEAD_DIM": 128,
+            "HALF_PADDED": 64,
+            "HEADS": rope_kv_write.HEADS,
+            "HAS_NORM": False,
+            "MOST": rope_kv_write.MAX_FLOAT8,
+            "PDL": True,
+        },
+        num_warps=2,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    assert "e4m3x2" in compiled.asm["ptx"]
+
+
+def test_a_cache_of_e4m3_is_read_without_spills(compiling: ModuleType, tmp_path: Path) -> None:
+    launch = decode_attention_work.work_options(128, 2, True, is_plain=False)
+    compiled = compiling.compile_kernel(
+        decode_attention_work._decode_work_kernel,
+        90,
+        {"q_ptr": "*bf16", "out_ptr": "*bf16", "kv_cache_ptr": "*fp8e4nv"}
+        | dict.fromkeys(
+            ("block_tables_ptr", "items_ptr", "shares_ptr", "token_positions_ptr", "counters_ptr"), "*i32"
+        )
+        | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        {"NUM_KV_HEADS": 8, "BLOCK_SIZE": 16, "HEAD_DIM": 128, "PDL": True, **compiling.PLAIN}
+        | decode_attention_work.work_constants(128, 4, launch["num_warps"]),
+        **launch,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0

@@ -14,6 +14,7 @@ from workers.model.linear import Linear, LinearLayer, normed_for
 from workers.model.llama import LlamaDecoder
 from workers.model.mlp import DenseMlp
 from workers.model.shard_loader import DecoderLayer
+from workers.model.step_attention import scaled
 
 _FEWEST_GATED_ROWS = 32
 """With no more, the product and SiLU in one kernel are slower than in two (a step of 16 rows 5.14 ms, not 4.70; of 64
@@ -152,17 +153,19 @@ class DecodeForward:
             layer.q_norm,
             layer.k_norm,
             decoder.config.rms_norm_eps,
+            layer.kv_scales,
         )
+        key_scale, value_scale = layer.kv_scales
         attended = decode_attention(
             q,
             self._kv_cache,
             index,
             attention,
-            decoder.scale,
+            decoder.scale * key_scale,
             window=layer.window,
             soft_cap=decoder.config.attention_soft_cap,
         )
-        return attended.view(qkv.shape[0], -1)
+        return scaled(attended, value_scale).view(qkv.shape[0], -1)
 
 
 def _weight(linear: LinearLayer) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.vocab_shard import VocabShard
@@ -20,8 +21,8 @@ class Decoder(Protocol):
         """Which part of the vocabulary this rank's logits are of."""
         ...
 
-    def kv_layout(self, block_size: int) -> KVLayout:
-        """Shape of this rank's KV cache."""
+    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KVLayout:
+        """Shape of this rank's KV cache in ``dtype``."""
         ...
 
     def linears(self) -> list[LinearLayer]:

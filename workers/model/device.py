@@ -36,6 +36,21 @@ def choose_dtype(wanted: str, stored: str, device: torch.device, cpu_flags: froz
     return dtype
 
 
+def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the KV cache's numbers for activations of ``dtype``: "auto" keeps them, "fp8" is e4m3.
+
+    Raises:
+        UserError: an unknown name, or a GPU that cannot convert.
+    """
+    if wanted == "auto":
+        return dtype
+    if wanted not in ("fp8", "fp8_e4m3"):
+        raise UserError(f"KV cache dtype {wanted!r} is unknown; auto and fp8 are", "kv_cache_dtype")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise UserError("this GPU has no FP8 numbers (Ada and Hopper have); take auto", "kv_cache_dtype")
+    return torch.float8_e4m3fn
+
+
 def read_cpu_flags() -> frozenset[str]:
     """Instruction sets by the names Linux gives them; empty where there is no /proc/cpuinfo."""
     try:

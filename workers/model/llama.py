@@ -17,7 +17,7 @@ from workers.model.mlp import Mlp
 from workers.model.rope import rope_table
 from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
-from workers.model.step_attention import attend
+from workers.model.step_attention import attend, scaled
 from workers.model.step_inputs import StepInputs
 from workers.model.tensor_parallel import TensorParallelGroup, vocab_of
 from workers.model.tensor_source import TensorSource
@@ -62,9 +62,9 @@ class LlamaDecoder:
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         progress(1.0)
 
-    def kv_layout(self, block_size: int) -> KVLayout:
+    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KVLayout:
         """Shape of this rank's KV cache."""
-        return KVLayout.of(self.config, self.shard, block_size, self.dtype)
+        return KVLayout.of(self.config, self.shard, block_size, dtype)
 
     def linears(self) -> list[LinearLayer]:
         """All projections, the head last."""
@@ -197,8 +197,17 @@ class LlamaDecoder:
             layer.q_norm,
             layer.k_norm,
             self.config.rms_norm_eps,
+            layer.kv_scales,
         )
+        key_scale, value_scale = layer.kv_scales
         attended = attend(
-            q, kv_cache, index, inputs, self.scale, layer.window, self.config.attention_soft_cap, qkv.shape[0]
+            q,
+            kv_cache,
+            index,
+            inputs,
+            self.scale * key_scale,
+            layer.window,
+            self.config.attention_soft_cap,
+            qkv.shape[0],
         )
-        return attended.view(attended.shape[0], -1)
+        return scaled(attended, value_scale).view(attended.shape[0], -1)

@@ -27,7 +27,7 @@ from workers.model.batch import Batch
 from workers.model.block_copies import BlockCopies, CopyReport, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decoder import Decoder
-from workers.model.device import choose_dtype, read_cpu_flags
+from workers.model.device import choose_dtype, choose_kv_dtype, read_cpu_flags
 from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
@@ -77,6 +77,7 @@ class Rank:
         self._quantization = choose_quantization(self.model_config.quantization, config.quantization)
         self.device = torch.device(config.device)
         self.dtype = choose_dtype(config.dtype, self.model_config.dtype, self.device, read_cpu_flags())
+        self.kv_dtype = choose_kv_dtype(config.kv_cache_dtype, self.dtype, self.device)
         longest = self.model_config.max_position_embeddings
         self.max_model_len = config.max_model_len or longest
         if self.max_model_len > longest:
@@ -102,7 +103,7 @@ class Rank:
         self._decoder = self._load_decoder(self._group, progress)
         if config.pack_weights:
             self._decoder.pack()
-        self._layout = self._decoder.kv_layout(config.block_size)
+        self._layout = self._decoder.kv_layout(config.block_size, self.kv_dtype)
 
     def _load_decoder(self, group: TensorParallelGroup, progress: Callable[[float], None]) -> Decoder:
         config, model = self.config, self.model_config

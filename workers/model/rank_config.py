@@ -58,6 +58,8 @@ class RankConfig:
     """Overrides what the files say; needed where there are none."""
     quantization: str | None = None
     """How weights are kept: None as the checkpoint stores them; "fp8", "int8" and "int4" quantize full ones."""
+    kv_cache_dtype: str = "auto"
+    """Numbers of the KV cache: "auto" for those of ``dtype``, or "fp8"."""
     dtype: str = "auto"
     """One of "auto", "float32", "bfloat16" and "float16"."""
     device: str = "cpu"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.rope_kv_write import KVScales
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.model.linear import Linear, LinearLayer
@@ -36,6 +37,8 @@ class DecoderLayer:
     post_mlp_norm: Tensor | None
     window: int
     """Tokens that a token attends to; 0: all."""
+    kv_scales: KVScales
+    """Of an 8-bit KV cache."""
 
     def linears(self) -> list[LinearLayer]:
         """All projections."""
@@ -121,7 +124,15 @@ class ShardLoader:
             mlp=self._experts(prefix) if config.has_experts(index) else self._mlp(prefix),
             post_mlp_norm=post_mlp_norm,
             window=config.window(index),
+            kv_scales=(self._kv_scale(attention, "k"), self._kv_scale(attention, "v")),
         )
+
+    def _kv_scale(self, attention: str, kind: str) -> float:
+        """As calibrated, under either of the names that tools give it; else 1, as other engines take it."""
+        for name in (f"{attention}{kind}_scale", f"{attention}{kind}_proj.{kind}_scale"):
+            if self._source.has(name):
+                return float(self._source.read(name, None).reshape(-1)[0])
+        return 1.0
 
     def _qkv(self, attention: str) -> LinearLayer:
         config, shard = self._config, self._shard

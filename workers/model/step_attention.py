@@ -73,6 +73,11 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def scaled(attended: Tensor, value_scale: float) -> Tensor:
+    """Undo in place what values were divided by before they were rounded to 8 bits."""
+    return attended if value_scale == 1.0 else attended.mul_(value_scale)
+
+
 def _attend_by_work(
     q: Tensor,
     kv_cache: Tensor,

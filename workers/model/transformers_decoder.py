@@ -104,10 +104,10 @@ class TransformersDecoder:
         self._try(trial.to(device), wanted, cls.__name__, quantization is not None)
         progress(1.0)
 
-    def kv_layout(self, block_size: int) -> KVLayout:
-        """Shape of this rank's KV cache."""
+    def kv_layout(self, block_size: int, dtype: torch.dtype) -> KVLayout:
+        """Shape of this rank's KV cache in ``dtype``."""
         num_kv_heads, head_dim = self._kv_shape
-        return KVLayout(self.config.num_layers, num_kv_heads, block_size, head_dim, self._dtype)
+        return KVLayout(self.config.num_layers, num_kv_heads, block_size, head_dim, dtype)
 
     def linears(self) -> list[LinearLayer]:
         """Projections within layers."""
@@ -146,7 +146,7 @@ class TransformersDecoder:
     def _try(self, token_ids: Tensor, wanted: Tensor, name: str, is_quantized: bool) -> None:
         """Compute a prompt in several steps over blocks; what comes out must be what transformers computes."""
         num_blocks = -(-len(token_ids) // _TRIAL_BLOCK)
-        cache = self.kv_layout(_TRIAL_BLOCK).allocate(num_blocks, self.device)
+        cache = self.kv_layout(_TRIAL_BLOCK, self._dtype).allocate(num_blocks, self.device)
         table = torch.arange(num_blocks - 1, -1, -1, device=self.device)
         found, start = [], 0
         for count in _TRIAL_CHUNKS:
