@@ -67,8 +67,7 @@ def count_weights(config: ModelConfig, how: Quantization | None) -> Weights:
         split += sum(_linear_bytes(shape, how) for shape in projections)
         if config.experts is not None and config.has_experts(layer):
             width, count = config.experts.intermediate_size, config.experts.num_experts
-            # Experts are kept in full: their kernel multiplies plain numbers.
-            split += 3 * count * width * hidden * _DENSE_BYTES
+            split += count * (_linear_bytes((2 * width, hidden), how) + _linear_bytes((hidden, width), how))
             whole += count * hidden * _DENSE_BYTES
         else:
             width = config.intermediate_size

@@ -34,3 +34,14 @@ def soft_capped(scores, cap):
     """``cap * tanh(scores / cap)``; both in units of the base-2 exponent."""
     # tanh x = 1 - 2 / (e^2x + 1), and 2 log2(e) = 2.885; right at both infinities.
     return cap - 2.0 * cap / (tl.exp2(scores * (2.8853900817779268 / cap)) + 1.0)
+
+
+@triton.jit
+def meeting_keys(q, kv_cache_ptr):
+    """``q`` in the type that keys and values are multiplied in: its own, but float16 for a cache of e4m3.
+
+    One instruction makes two float16 of two e4m3, exactly; bfloat16 takes several. Queries beyond 65504 would not fit.
+    """
+    if kv_cache_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)
+    return q

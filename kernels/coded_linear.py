@@ -85,12 +85,12 @@ def _launch_unpack(packed: PackedCodes, dtype: torch.dtype) -> Tensor:
     num_steps = packed.codes.shape[1] // packed.group
     pdl = has_pdl(out.device)
     _unpack_kernel[(triton.cdiv(packed.num_out, rows), num_steps)](
-        *_pointers(packed, out),
+        *code_pointers(packed, out),
         out,
         NUM_OUT=packed.num_out,
         WIDTH=packed.width,
         ROW_BYTES=packed.codes.shape[1],
-        **_kind(packed),
+        **code_kind(packed),
         ROWS=rows,
         PDL=pdl,
         num_warps=4,
@@ -118,14 +118,14 @@ def _launch(
     pdl = has_pdl(x.device)
     _coded_linear_kernel[(triton.cdiv(packed.num_out, tiles.rows), splits, token_tiles)](
         x,
-        *_pointers(packed, x),
+        *code_pointers(packed, x),
         bias if bias is not None else x,
         partial,
         num_tokens,
         NUM_OUT=packed.num_out,
         WIDTH=packed.width,
         ROW_BYTES=packed.codes.shape[1],
-        **_kind(packed),
+        **code_kind(packed),
         HAS_BIAS=bias is not None and splits == 1,
         PER_SPLIT=per_split,
         NUM_STEPS=num_steps,
@@ -141,13 +141,13 @@ def _launch(
     return out if splits == 1 else add_splits(partial, bias, out)
 
 
-def _pointers(packed: PackedCodes, stand_in: Tensor) -> list[Tensor]:
+def code_pointers(packed: PackedCodes, stand_in: Tensor) -> list[Tensor]:
     """Codes, scales, zeros, offsets, table; ``stand_in`` for what is not there."""
     parts = (packed.scales, packed.zeros, packed.offsets, packed.table)
     return [packed.codes, *(stand_in if part is None else part for part in parts)]
 
 
-def _kind(packed: PackedCodes) -> dict[str, int | bool]:
+def code_kind(packed: PackedCodes) -> dict[str, int | bool]:
     """The constants that say what a weight is made of."""
     return {
         "GROUP": packed.group,
@@ -197,7 +197,7 @@ def _decode(
 
 
 @triton.jit
-def _add_group(
+def add_group(
     acc,
     codes,
     rows,
@@ -313,7 +313,7 @@ def _coded_linear_kernel(
                 codes = tl.load(place + step * GROUP, eviction_policy="evict_first")
             if IS_4BIT:
                 for half in tl.static_range(2):
-                    acc = _add_group(
+                    acc = add_group(
                         acc,
                         codes & 15 if half == 0 else codes >> 4,
                         kept_rows,
@@ -339,7 +339,7 @@ def _coded_linear_kernel(
                         is_padded,
                     )
             else:
-                acc = _add_group(
+                acc = add_group(
                     acc,
                     codes,
                     kept_rows,

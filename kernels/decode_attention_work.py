@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import soft_capped
+from kernels.attention_scores import meeting_keys, soft_capped
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -134,8 +134,7 @@ def decode_attention_over_work(
     out = torch.empty_like(q) if out is None else out
     group = num_heads // num_kv_heads
     pdl = has_pdl(q.device)
-    is_plain = not (window or soft_cap or kv_cache.dtype != q.dtype)
-    options = work_options(head_dim, q.element_size(), pdl, is_plain)
+    options = work_options(head_dim, q.element_size(), pdl, is_plain=not (window or soft_cap))
     _decode_work_kernel[((work.shares.shape[0] - 1) * num_kv_heads,)](
         q,
         kv_cache,
@@ -197,12 +196,13 @@ def work_options(head_dim: int, element_size: int, is_hopper: bool, is_plain: bo
     """Warps and tiles in flight. One warp needs no exchange with others; eight keep a multiprocessor busy.
 
     Measured on an H200, 1, 64 and 256 rows of 576 tokens: 9.0, 43, 151 us; four warps on 64 tokens take 13, 49, 159.
+    Over e4m3, 64 and 256 rows: 34, 120 us; two warps 52, 175; in flight or not makes no difference.
     """
     if element_size == 4:
         return {"num_warps": 4, "num_stages": 1}
     if head_dim > 128 or not is_hopper:
         return {"num_warps": 4, "num_stages": 2}
-    # With a window, a soft cap or keys to convert one warp has too few registers.
+    # With a window or a soft cap one warp has too few registers.
     return {"num_warps": 1 if is_plain else 2, "num_stages": 2}
 
 
@@ -262,7 +262,7 @@ def _decode_work_kernel(
         if PDL:
             gdc_wait()
             gdc_launch_dependents()
-        q = tl.load(q_ptr + q_place, mask=inside_q, other=0.0)
+        q = meeting_keys(tl.load(q_ptr + q_place, mask=inside_q, other=0.0), kv_cache_ptr)
         highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PADDED], tl.float32)
         acc = tl.zeros([GROUP_PADDED, HEAD_PADDED], tl.float32)

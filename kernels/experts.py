@@ -136,6 +136,26 @@ def _launch(x: Tensor, weights: Tensor, routing: Routing, is_spread: bool) -> Te
 
 
 @triton.jit
+def expert_tile(tile, starts_ptr, NUM_EXPERTS: tl.constexpr, TILE: tl.constexpr):
+    """Return the expert of a tile of pairs, the tile's first pair and the expert's end; no pairs if they meet.
+
+    Expert e owns tiles from ``starts[e] // TILE + e`` on: this is the last one that starts no later than ``tile``.
+    """
+    low = 0
+    high = NUM_EXPERTS
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(starts_ptr + middle) // TILE + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    expert = low - 1
+    start = tl.load(starts_ptr + expert)
+    end = tl.load(starts_ptr + expert + 1)
+    return expert, start + (tile - (start // TILE + expert)) * TILE, end
+
+
+@triton.jit
 def _expert_linear_kernel(
     x_ptr,
     weights_ptr,
@@ -158,19 +178,7 @@ def _expert_linear_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    # Expert e owns tiles from starts[e] // TILE + e on: find the last one that starts no later than this tile.
-    low = 0
-    high = NUM_EXPERTS
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(starts_ptr + middle) // TILE + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    expert = low - 1
-    start = tl.load(starts_ptr + expert)
-    end = tl.load(starts_ptr + expert + 1)
-    first = start + (tile - (start // TILE + expert)) * TILE
+    expert, first, end = expert_tile(tile, starts_ptr, NUM_EXPERTS, TILE)
     if first >= end:
         return
     places = first + tl.arange(0, TILE)

@@ -1,4 +1,4 @@
-"""The CPU's own kernels, compiled from ``native.c`` on first use, where the machine has a C compiler.
+"""The CPU's own kernels, compiled from ``native.c`` and ``narrow.c`` on first use, where the machine has a C compiler.
 
 Without one, or with another OpenMP than torch's, everything runs on the torch references: slower, same results up
 to rounding. The library is kept in the user's cache, by a digest of all that it depends on.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("native.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.c", "narrow.c"))
 _FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -41,6 +41,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "shoal_rms_norm": (_POINTER,) * 4 + (_SIZE,) * 2 + (_FLOAT,),
     "shoal_silu_mul": (_POINTER,) * 2 + (_SIZE,) * 2,
     "shoal_rope_kv_write": (_POINTER,) * 8 + (_FLOAT,) + (_SIZE,) * 7,
+    "shoal_round_groups": (_POINTER,) * 4 + (_SIZE,) * 3,
+    "shoal_narrow_linear": (_POINTER,) * 9 + (_SIZE,) * 4,
     "shoal_paged_decode_attention": (_POINTER,) * 6 + (_FLOAT,) + (_SIZE,) * 8,
 }
 MAX_HEAD_DIM = 256
@@ -118,6 +120,32 @@ class NativeKernels:
         )
         return q
 
+    def narrow_linear(
+        self,
+        x: Tensor,
+        data: Tensor,
+        row_scales: Tensor | None,
+        scales: Tensor | None,
+        offsets: Tensor | None,
+        bias: Tensor | None,
+        group: int,
+        num_out: int,
+    ) -> Tensor:
+        """See ``kernels.narrow_linear``."""
+        num_rows, width = x.shape
+        num_groups = width // group
+        values = torch.empty(num_rows, width, dtype=torch.int8)
+        group_scales = torch.empty(num_rows, num_groups)
+        sums = torch.empty(num_rows, num_groups, dtype=torch.int32)
+        out = torch.empty(num_rows, num_out)
+        rounded = (values.data_ptr(), group_scales.data_ptr(), sums.data_ptr())
+        self._library.shoal_round_groups(x.data_ptr(), *rounded, num_rows, width, group)
+        parts = (None if part is None else part.data_ptr() for part in (row_scales, scales, offsets, bias))
+        self._library.shoal_narrow_linear(
+            *rounded, data.data_ptr(), *parts, out.data_ptr(), num_rows, width, group, num_out
+        )
+        return out
+
     def paged_decode_attention(
         self,
         q: Tensor,
@@ -182,7 +210,8 @@ def _digest(compiler: str) -> str:
         processor = platform.processor()
     compiler_path = os.path.realpath(compiler)
     parts = [compiler_path, str(os.path.getmtime(compiler_path)), *_FLAGS, processor, torch.__version__]
-    return hashlib.blake2b("\n".join(parts).encode() + _SOURCE.read_bytes(), digest_size=12).hexdigest()
+    sources = b"".join(source.read_bytes() for source in _SOURCES)
+    return hashlib.blake2b("\n".join(parts).encode() + sources, digest_size=12).hexdigest()
 
 
 def _compile(compiler: str, path: Path) -> None:
@@ -192,7 +221,7 @@ def _compile(compiler: str, path: Path) -> None:
     OpenMP in the process would have threads of its own on the same cores.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        object_path, library_path = Path(folder) / "native.o", Path(folder) / "native.so"
+        library_path = Path(folder) / "native.so"
         for machine_flag in _MACHINE_FLAGS:
             command = [
                 compiler,
@@ -201,11 +230,11 @@ def _compile(compiler: str, path: Path) -> None:
                 "-fopenmp",
                 "-fPIC",
                 "-c",
-                str(_SOURCE),
-                "-o",
-                str(object_path),
+                *map(str, _SOURCES),
             ]
-            compiled = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S)
+            compiled = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S
+            )
             if compiled.returncode == 0:
                 break
         else:
@@ -213,7 +242,8 @@ def _compile(compiler: str, path: Path) -> None:
                 compiled.stderr.strip().splitlines()[0] if compiled.stderr else "the compiler failed"
             )
         subprocess.run(
-            [compiler, "-shared", str(object_path), "-o", str(library_path)],
+            [compiler, "-shared", *(f"{source.stem}.o" for source in _SOURCES), "-o", str(library_path)],
+            cwd=folder,
             check=True,
             capture_output=True,
             timeout=_COMPILE_TIMEOUT_S,

@@ -80,7 +80,7 @@ def nibble_tiles(num_tokens: int, num_out: int, width: int, group: int) -> Produ
     if num_tokens > 32:
         splits = splits_for(num_out, 64, 256, num_steps)
         return ProductTiles(64, 64, splits, step, num_warps=4, num_stages=3)
-    splits = splits_for(num_out, 64, 512, num_steps)
+    splits = splits_for(num_out, 64, 400, num_steps)
     tokens = 16 if num_tokens <= 16 else 32
     return ProductTiles(64, tokens, splits, step, num_warps=4, num_stages=4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import cap_and_mask_ref, soft_capped
+from kernels.attention_scores import cap_and_mask_ref, meeting_keys, soft_capped
 from kernels.jit import tl, triton
 from kernels.native import HEAD_DIM_STEP, MAX_BLOCK_SIZE, MAX_HEAD_DIM, native_kernels
 
@@ -244,7 +244,7 @@ def _paged_decode_attention_kernel(
     head = kv_head * GROUP + group
     q_place = (row * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + columns[None, :]
     q_inside = in_group[:, None] & in_head[None, :]
-    q = tl.load(q_ptr + q_place, mask=q_inside, other=0.0)
+    q = meeting_keys(tl.load(q_ptr + q_place, mask=q_inside, other=0.0), kv_cache_ptr)
 
     highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)

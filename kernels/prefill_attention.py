@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import cap_and_mask_ref, soft_capped
+from kernels.attention_scores import cap_and_mask_ref, meeting_keys, soft_capped
 from kernels.jit import has_pdl, tl, triton
 from kernels.prefill_attention_hopper import QueryTiles, can_attend, prefill_attention_hopper
 
@@ -261,7 +261,7 @@ def _prefill_attention_kernel(
         :, None
     ] * HEAD_DIM + columns[None, :]
     q_inside = (queries < num_queries)[:, None] & in_head[None, :]
-    q = tl.load(q_ptr + q_place, mask=q_inside, other=0.0)
+    q = meeting_keys(tl.load(q_ptr + q_place, mask=q_inside, other=0.0), kv_cache_ptr)
     positions = num_before + queries
 
     highest = tl.full([QUERIES], float("-inf"), tl.float32)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.attention_scores import soft_capped
+from kernels.attention_scores import meeting_keys, soft_capped
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -177,7 +177,7 @@ def _shared_prefix_kernel(
         head = kv_head * GROUP + queries % GROUP_PADDED
         q_place = (token.to(tl.int64) * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + columns[None, :]
         inside_q = is_query[:, None] & in_head[None, :]
-        q = tl.load(q_ptr + q_place, mask=inside_q, other=0.0)
+        q = meeting_keys(tl.load(q_ptr + q_place, mask=inside_q, other=0.0), kv_cache_ptr)
         if WINDOW:
             last = tl.load(token_positions_ptr + token, mask=is_query, other=2147483647)
             first_seen = last - (WINDOW - 1)

@@ -285,7 +285,7 @@ def float8_cache_cases() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     rope_kv_write._launch(qkv, *places, got, 1, None, None, 1e-6, (0.25, 2.0))
     rope_kv_write.rope_kv_write_ref(qkv, *places, want, 1, kv_scales=(0.25, 2.0))
     # The interpreter does not round halves to even as a GPU does.
-    assert ((got.float() - want.float()).abs() <= want.float().abs() / 8).all()
+    assert ((got.float() - want.float()).abs() <= want.float().abs() / 8 + 2**-9).all()
     assert want.float().abs().max() == rope_kv_write.MAX_FLOAT8
     context_lens = [37, 1, 20]
     cache, tables = make_cache(context_lens, num_kv_heads, 16, head_dim, torch.float32)

@@ -13,7 +13,16 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from kernels import coded_linear, experts, nibble_linear, outliers, scaled_linear, scaled_rows, silu_mul
+from kernels import (
+    coded_linear,
+    experts,
+    nibble_linear,
+    outliers,
+    quantized_experts,
+    scaled_linear,
+    scaled_rows,
+    silu_mul,
+)
 from kernels.codes import Codes, PackedCodes, dequantize_ref, pack_codes, unpack_codes
 from kernels.splits import ProductTiles
 
@@ -123,12 +132,35 @@ def other_cases(dtype: torch.dtype) -> Iterator[Case]:
         yield f"experts spread {num_tokens} {dtype}", experts._launch(hidden, down, routing, True), spread
 
 
+def quantized_expert_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Experts of codes and of 8-bit numbers, both ways of placing their results."""
+    num_experts, num_out, width = 4, 40, 96
+    for num_tokens, top_k in ((5, 2), (1, 3)):
+        routing = experts.route(torch.randn(num_tokens, num_experts), top_k, True)
+        for is_spread in (False, True):
+            x = torch.randn(num_tokens * (top_k if is_spread else 1), width, dtype=dtype)
+            for kind, bits in (("zeros", 4), ("offsets", 4), ("plain", 8)):
+                packed = pack_codes(make_codes(kind, num_experts * num_out, width, bits, 32), dtype)
+                got = quantized_experts._launch_coded(x, packed, routing, is_spread)
+                want = quantized_experts.coded_expert_linear_ref(x, packed, routing, is_spread)
+                yield f"experts of {kind} {bits} {num_tokens} {is_spread} {dtype}", got, want
+            for kind in (torch.int8, scaled_rows.FLOAT8):
+                values, scales = scaled_rows.quantize_rows_ref(
+                    torch.randn(num_experts * num_out, width), kind
+                )
+                rows = scaled_rows.split_rows_ref(x, scaled_rows.RowFormat(kind))
+                args = (rows, values, scales, routing, is_spread, dtype)
+                got = quantized_experts._launch_scaled(*args)
+                want = quantized_experts.scaled_expert_linear_ref(*args)
+                yield f"experts of {kind} {num_tokens} {is_spread} {dtype}", got, want
+
+
 def main() -> None:
     """Print ``{case: error}``, the error relative to the reference's largest value."""
     torch.manual_seed(0)
     errors = {}
     for dtype in FLOAT_TYPES:
-        for cases in (coded_cases, scaled_cases, other_cases):
+        for cases in (coded_cases, scaled_cases, other_cases, quantized_expert_cases):
             for name, got, want in cases(dtype):
                 errors[name] = float((got.float() - want.float()).abs().max() / want.float().abs().max())
     print(json.dumps(errors))

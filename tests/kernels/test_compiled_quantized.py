@@ -252,7 +252,7 @@ def test_a_cache_of_e4m3_is_written_without_spills(compiling: ModuleType, tmp_pa
 
 
 def test_a_cache_of_e4m3_is_read_without_spills(compiling: ModuleType, tmp_path: Path) -> None:
-    launch = decode_attention_work.work_options(128, 2, True, is_plain=False)
+    launch = decode_attention_work.work_options(128, 2, is_hopper=True)
     compiled = compiling.compile_kernel(
         decode_attention_work._decode_work_kernel,
         90,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import experts, nibble_linear
+from kernels import experts, nibble_linear, quantized_experts
 from kernels.coded_linear import coded_linear, coded_linear_ref, unpack
 from kernels.codes import Codes, PackedCodes, dequantize_ref, pack_codes, unpack_codes
 from kernels.outliers import add_sparse, add_sparse_ref, sparse_rows
+from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
+from kernels.prefill_attention import prefill_attention, prefill_attention_ref
+from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
 from kernels.scaled_linear import scaled_linear, scaled_linear_ref
 from kernels.scaled_rows import FLOAT8, RowFormat, quantize_rows, quantize_rows_ref, split_rows_ref
 from kernels.silu_mul import gelu_mul, gelu_mul_ref
@@ -100,3 +103,42 @@ def test_outliers_and_geglu() -> None:
 
     assert worst(out, want) < 8e-3
     assert worst(gelu_mul(x), gelu_mul_ref(x)) < 8e-3
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 64, 4), (5, 8, 2), (300, 8, 2)])
+def test_quantized_experts(num_tokens: int, num_experts: int, top_k: int, is_spread: bool) -> None:
+    routing = experts.route(torch.randn(num_tokens, num_experts, device="cuda"), top_k, True)
+    x = torch.randn(num_tokens * (top_k if is_spread else 1), 384, device="cuda", dtype=BF16)
+    for kind, bits, group in KINDS:
+        packed = random_codes(kind, bits, group, rows=num_experts * 200, columns=384)
+        got = quantized_experts.coded_expert_linear(x, packed, routing, is_spread)
+        assert worst(got, quantized_experts.coded_expert_linear_ref(x, packed, routing, is_spread)) < 8e-3
+    for dtype in (torch.int8, FLOAT8):
+        weight, scales = quantize_rows_ref(torch.randn(num_experts * 200, 384, device="cuda"), dtype)
+        args = (quantize_rows(x, RowFormat(dtype)), weight, scales, routing, is_spread, BF16)
+        got = quantized_experts.scaled_expert_linear(*args)
+        assert worst(got, quantized_experts.scaled_expert_linear_ref(*args)) < 8e-3
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0)])
+def test_a_cache_of_e4m3(scales: tuple[float, float]) -> None:
+    num_tokens, heads, kv_heads, size = 70, 8, 2, 128
+    qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * size, device="cuda", dtype=BF16) * 3
+    positions, slots = torch.arange(num_tokens, device="cuda"), torch.arange(num_tokens, device="cuda") + 16
+    turn = torch.randn(num_tokens, size, device="cuda")
+    got, want = torch.zeros(2, 6, 1, 2, kv_heads, 16, size, dtype=torch.uint8, device="cuda").view(FLOAT8)
+    q = rope_kv_write(qkv, positions, slots, turn, got, 0, kv_scales=scales)
+    rope_kv_write_ref(qkv, positions, slots, turn, want, 0, kv_scales=scales)
+
+    assert (
+        (got.float() - want.float()).abs() <= want.float().abs() / 8 + 2**-9
+    ).all()  # products may be fused
+    table = torch.arange(1, 6, dtype=torch.int32, device="cuda")[None]
+    lens = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device="cuda")
+    args = (q, got, 0, table, starts, lens, 0.05)
+    assert worst(prefill_attention(*args), prefill_attention_ref(*args)) < 2e-2
+    last = q[-1:].contiguous()
+    decoded = paged_decode_attention(last, got, 0, table, lens, 0.05, num_tokens)
+    assert worst(decoded, paged_decode_attention_ref(last, got, 0, table, lens, 0.05)) < 2e-2

@@ -47,6 +47,15 @@ class LinearLayer(Protocol):
         """Take the layout that a CPU multiplies fastest; results differ by rounding only."""
         ...
 
+    @property
+    def copy_bytes(self) -> int:
+        """Memory of a copy in full that would multiply many tokens faster; 0 where there is none to gain."""
+        ...
+
+    def keep_copy(self) -> None:
+        """Keep that copy."""
+        ...
+
     def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
         """See ``kernels.gemv.norm_linear``."""
         ...
@@ -89,6 +98,14 @@ class Linear:
     def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
         return None
+
+    @property
+    def copy_bytes(self) -> int:
+        """See ``LinearLayer``."""
+        return 0
+
+    def keep_copy(self) -> None:
+        """See ``LinearLayer``."""
 
     def pack(self) -> None:
         """Exchange the weight for oneDNN's blocked copy where there is oneDNN; results differ by rounding only.

@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.experts import Routing, expert_linear, route
+from kernels.experts import Routing, route
 from kernels.scaled_rows import RowFormat
 from kernels.silu_mul import gelu_mul, silu_mul
 from workers.checkpoint.model_config import Experts
 from workers.model.linear import Activations, LinearLayer, gated_for
+from workers.model.quantized.expert_weights import ExpertWeights
 
 
 class Mlp(Protocol):
@@ -56,8 +57,10 @@ class DenseMlp:
 class ExpertMlp:
     """Experts whose weights lie in one tensor: one launch for all of them."""
 
-    def __init__(self, shape: Experts, router: LinearLayer, gate_up: Tensor, down: Tensor) -> None:
-        """Take ``gate_up`` [num_experts, 2 * intermediate, hidden] and ``down`` [num_experts, hidden, intermediate]."""
+    def __init__(
+        self, shape: Experts, router: LinearLayer, gate_up: ExpertWeights, down: ExpertWeights
+    ) -> None:
+        """Take the experts' two projections."""
         self._shape = shape
         self._router = router
         self._gate_up = gate_up
@@ -67,8 +70,8 @@ class ExpertMlp:
         """See ``Mlp``."""
         assert isinstance(x, Tensor), "experts take plain activations"
         routing = route(self._router(x), self._shape.top_k, self._shape.has_normed_weights)
-        gated = silu_mul(expert_linear(x.contiguous(), self._gate_up, routing, is_spread=False))
-        spread = expert_linear(gated, self._down, routing, is_spread=True)
+        gated = silu_mul(self._gate_up(x.contiguous(), routing, is_spread=False))
+        spread = self._down(gated, routing, is_spread=True)
         return spread.view(x.shape[0], routing.top_k, -1).sum(1)
 
     def row_format(self, num_tokens: int) -> RowFormat | None:

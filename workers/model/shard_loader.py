@@ -12,6 +12,7 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.model.linear import Linear, LinearLayer
 from workers.model.mlp import DenseMlp, ExpertMlp, Mlp, SeparateExpertMlp
+from workers.model.quantized.expert_weights import make_expert_weights
 from workers.model.quantized.linears import make_linear
 from workers.model.quantized.readers import LinearPart
 from workers.model.quantized.stored_weight import StoredWeight
@@ -219,16 +220,20 @@ class ShardLoader:
             ]
             return SeparateExpertMlp(shape, router, mlps)
         hidden, width = config.hidden_size, shape.intermediate_size
-        gate_ups, downs = [], []
-        for gate, up, down in names:
-            halves = [
-                self._read(LinearPart(name, (width, hidden), columns, range(hidden))).dequantize()
-                for name in (gate, up)
-            ]
-            gate_ups.append(torch.cat(halves).to(self._dtype))
-            part = LinearPart(down, (hidden, width), range(hidden), columns)
-            downs.append(self._read(part).dequantize().to(self._dtype))
-        return ExpertMlp(shape, router, torch.stack(gate_ups), torch.stack(downs))
+        gate_ups = [
+            self._read(LinearPart(name, (width, hidden), columns, range(hidden)))
+            for gate, up, _ in names
+            for name in (gate, up)
+        ]
+        downs = [
+            self._read(LinearPart(down, (hidden, width), range(hidden), columns)) for _, _, down in names
+        ]
+        return ExpertMlp(
+            shape,
+            router,
+            make_expert_weights(gate_ups, shape.num_experts, self._device, self._dtype),
+            make_expert_weights(downs, shape.num_experts, self._device, self._dtype),
+        )
 
     def _bias(self, part: LinearPart) -> Tensor:
         return self._source.read(f"{part.name}.bias", part.shape[:1])[part.rows.start : part.rows.stop]

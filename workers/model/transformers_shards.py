@@ -92,7 +92,7 @@ def take_over(
             rows = _share(weight.shape[0], group, name, parts=2 if style == "packed_colwise" else 1)
             weight, bias = weight[rows], None if bias is None else bias[rows]
             if style == "colwise_gather_output":
-                after = _Gather(group, [len(rows)] * group.size)
+                after = _Gather(group)
         elif style in _BY_INPUTS:
             columns = _share(weight.shape[1], group, name)
             weight = weight[:, columns]
@@ -114,11 +114,11 @@ def take_over(
 class _Gather:
     """All ranks' outputs side by side."""
 
-    def __init__(self, group: TensorParallelGroup, widths: list[int]) -> None:
-        self._group, self._widths = group, widths
+    def __init__(self, group: TensorParallelGroup) -> None:
+        self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.gather_columns(x, self._widths)
+        return self._group.gather(x.contiguous()).transpose(0, 1).reshape(x.shape[0], -1)
 
 
 class _Columns:

@@ -124,7 +124,7 @@ def test_torch_kernels_stand_in_where_nothing_can_be_compiled(
         prompts, 8
     )[0]
     kernels.native.native_kernels.cache_clear()
-    monkeypatch.setattr(kernels.native, "_SOURCE", Path(__file__))  # not C
+    monkeypatch.setattr(kernels.native, "_SOURCES", (Path(__file__),))  # not C
 
     plain = plan_driver.PlanDriver(make_rank(load_format="dummy", model_config=CONFIG), 64).generate(
         prompts, 8

@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from kernels.coded_linear import coded_linear
+from kernels.coded_linear import coded_linear, unpack
 from kernels.codes import can_pack, pack_codes
 from kernels.nibble_linear import MAX_TOKENS, can_multiply, has_float8, nibble_linear
 from kernels.outliers import SparseRows, add_sparse, sparse_rows
@@ -15,6 +15,9 @@ from kernels.scaled_linear import scaled_linear
 from kernels.scaled_rows import FLOAT8, RowFormat, ScaledRows, quantize_rows
 from workers.model.linear import Activations, Linear, LinearLayer
 from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, ScaledWeight, StoredWeight, join
+
+COPY_TOKENS = 65
+"""From so many tokens on cuBLAS's product of 16-bit numbers is faster than one with codes, on an H200."""
 
 
 def make_linear(
@@ -57,6 +60,14 @@ class _Unfused:
 
     fuses_one_row = False
 
+    @property
+    def copy_bytes(self) -> int:
+        """See ``LinearLayer``."""
+        return 0
+
+    def keep_copy(self) -> None:
+        """See ``LinearLayer``."""
+
     def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
         return None
@@ -87,6 +98,9 @@ class CodedLinear(_Unfused):
         self._dtype = dtype
         self._packed = pack_codes(weight.codes, dtype)
         self._order = weight.order
+        self._copy: Tensor | None = None
+        self._most_coded = MAX_TOKENS
+        """Tokens that a product with codes takes, rather than one with the copy or with a weight just unpacked."""
         self._form: RowFormat | None = None
         if has_float8(device) and can_multiply(self._packed) and weight.outliers is None:
             self._form = RowFormat(FLOAT8, sum_group=self._packed.group)
@@ -103,9 +117,19 @@ class CodedLinear(_Unfused):
             self._dense.pack()
             self._stored = None
 
+    @property
+    def copy_bytes(self) -> int:
+        """See ``LinearLayer``."""
+        return self.out_features * self.in_features * self._dtype.itemsize
+
+    def keep_copy(self) -> None:
+        """See ``LinearLayer``; columns stay in the codes' order."""
+        self._copy = unpack(self._packed, self._dtype)
+        self._most_coded = COPY_TOKENS - 1
+
     def row_format(self, num_tokens: int) -> RowFormat | None:
         """Two FP8 numbers, where few tokens meet FP8 tensor cores; columns in another order are sorted first."""
-        return self._form if self._order is None and num_tokens <= MAX_TOKENS else None
+        return self._form if self._order is None and num_tokens <= self._most_coded else None
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
@@ -114,9 +138,12 @@ class CodedLinear(_Unfused):
         if self._dense is not None:
             return self._dense(x)
         ordered = (x if self._order is None else x.index_select(1, self._order)).contiguous()
-        if self._form is not None and x.shape[0] <= MAX_TOKENS:
+        if self._copy is not None and x.shape[0] > self._most_coded:
+            out = torch.nn.functional.linear(ordered, self._copy, self.bias)
+        elif self._form is not None and x.shape[0] <= self._most_coded:
             return nibble_linear(quantize_rows(ordered, self._form), self._packed, self.bias, self._dtype)
-        out = coded_linear(ordered, self._packed, self.bias)
+        else:
+            out = coded_linear(ordered, self._packed, self.bias)
         if self._sparse is not None:
             add_sparse(x.contiguous(), self._sparse, out)
         return out
@@ -166,6 +193,16 @@ class StackedLinear(_Unfused):
         self.in_features = linears[0].in_features
         self.bias = bias
         self._linears = linears
+
+    @property
+    def copy_bytes(self) -> int:
+        """See ``LinearLayer``."""
+        return sum(linear.copy_bytes for linear in self._linears)
+
+    def keep_copy(self) -> None:
+        """See ``LinearLayer``."""
+        for linear in self._linears:
+            linear.keep_copy()
 
     def pack(self) -> None:
         """See ``LinearLayer``."""
