@@ -23,6 +23,9 @@ ROOM_STEPS = 2
 ROOM_SEATS_SHARE = 64
 """Where all seats are taken, for one in so many a request may wait: about as many end within a step."""
 
+MAX_COMING_HASHES = 65_536
+"""Blocks of others' waiting requests that are kept of a replica, some 10 MB; those of further ones are ignored."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
@@ -83,6 +86,7 @@ class ReplicaView:
         """Of own bookings and of what is coming for others."""
         self._coming: dict[int | str, Sequence[bytes]] = {}
         """Blocks of requests that other routers sent there and that have had no output yet."""
+        self._num_coming_hashes = 0
 
     @property
     def num_booked(self) -> int:
@@ -149,12 +153,17 @@ class ReplicaView:
     def note_coming(self, number: int | str, hashes: Sequence[bytes]) -> None:
         """Another router's request is there and will leave these blocks; the load shows what it costs."""
         self.note_arrived(number)
+        if self._num_coming_hashes + len(hashes) > MAX_COMING_HASHES:
+            return
         self._coming[number] = hashes
+        self._num_coming_hashes += len(hashes)
         self._booked_hashes.update(hashes)
 
     def note_arrived(self, number: int | str) -> None:
         """It has had its first output, or is gone. Unknown numbers are ignored."""
-        self._uncount(self._coming.pop(number, ()))
+        hashes = self._coming.pop(number, ())
+        self._num_coming_hashes -= len(hashes)
+        self._uncount(hashes)
 
     def apply_load(self, load: Load) -> None:
         """Take a step's load; requests that it must show by now are no longer added to it."""
@@ -176,6 +185,7 @@ class ReplicaView:
         assert self._unseen_tokens == sum(b.num_uncached_tokens for b in self._unseen.values())
         hashes = Counter(h for booking in self._bookings.values() for h in booking.hashes)
         hashes.update(h for coming in self._coming.values() for h in coming)
+        assert self._num_coming_hashes == sum(map(len, self._coming.values())), "coming blocks are miscounted"
         assert hashes == self._booked_hashes, "booked hashes are miscounted"
 
     def _uncount(self, hashes: Sequence[bytes]) -> None:

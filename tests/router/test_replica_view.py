@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from router.placement import replica_view
 from router.placement.replica_view import NO_LOAD, ReplicaShape, ReplicaView
 
 HASHES = [bytes([i]) * 16 for i in range(4)]
@@ -69,6 +70,19 @@ def test_what_comes_for_others_counts_as_blocks_and_not_as_load(view: ReplicaVie
     view.note_arrived(1)
 
     assert view.num_booked_blocks([b"a", b"b"]) == 1
+    view.check()
+
+
+def test_what_comes_for_others_is_bounded(view: ReplicaView, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_view, "MAX_COMING_HASHES", 2)
+    view.note_coming(1, [b"a", b"b"])
+    view.note_coming(2, [b"c"])
+
+    assert view.num_booked_blocks([b"c"]) == 0
+    view.note_arrived(1)
+    view.note_coming(3, [b"c"])
+
+    assert view.num_booked_blocks([b"c"]) == 1
     view.check()
 
 
