@@ -114,6 +114,8 @@ class ReplicaSet:
                 f"{journal.num_suspect_losses} replicas in a row broke before they had a token of this request "
                 f"({', '.join(journal.lost_on[-journal.num_suspect_losses :])}): it is given up"
             )
+        if len(journal.lost_on) >= self._limits.max_lost_in_all:
+            raise ReplicaLost(f"{len(journal.lost_on)} replicas broke under this request: it is given up")
         self.num_held += 1
         is_called = False
         try:

@@ -278,8 +278,10 @@ async def test_a_request_that_finds_no_replica_asks_for_one_to_be_started(make_e
     assert woken == [""]  # the nameless group
 
 
-async def test_a_bystander_that_gets_ahead_outlives_any_number_of_replicas(make_edge) -> None:
-    edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2))
+async def test_a_bystander_that_gets_ahead_outlives_many_replicas_and_not_all(make_edge) -> None:
+    edge = await make_edge(
+        ScriptedReplica(step_s=None), limits=Limits(max_lost_replicas=2, max_lost_in_all=6)
+    )
     one = journal()
 
     for _ in range(5):
@@ -289,6 +291,10 @@ async def test_a_bystander_that_gets_ahead_outlives_any_number_of_replicas(make_
         edge.replica_set.withdraw(one)
 
     assert one.num_suspect_losses == 1
+    one.output_token_ids.append(7)
+    one.note_loss(Loss.BROKEN)
+    with pytest.raises(ReplicaLost, match="6 replicas broke"):
+        await edge.replica_set.place_or_wait(one, Recorder(), 0.0)
 
 
 async def test_membership_is_handed_over_between_threads() -> None:
