@@ -24,6 +24,7 @@ def sample(
     streams: Streams,
     filters: Filters | None = None,
     vocab: VocabShard | None = None,
+    filtered: Tensor | None = None,
 ) -> Tensor:
     """Draw one token id a row; [num_rows] int64.
 
@@ -33,8 +34,9 @@ def sample(
         logits: [num_rows, vocab] float32; minus infinity is never drawn.
         temperatures: [num_rows] float32; 0 takes the likeliest token.
         streams: where each row's random numbers come from.
-        filters: one of each a row; None if all are off for all rows.
+        filters: one of each a filtered row; None if all are off for all rows.
         vocab: which tokens ``logits`` are of; None: all.
+        filtered: [num_filtered] int64, the rows that ``filters`` are of; None: all.
     """
     vocab = vocab or WholeVocab(logits.shape[1])
     is_greedy = temperatures == 0
@@ -43,8 +45,15 @@ def sample(
     scaled = logits - vocab.highest(best)[:, None]
     scaled /= torch.where(is_greedy, 1.0, temperatures)[:, None]
     if filters is not None:
-        floors = filter_floors(vocab.whole(logits), temperatures, filters)
-        scaled.masked_fill_(logits < floors[:, None], float("-inf"))
+        # What they keep depends on all words: these rows, and no others, are told whole.
+        some = logits if filtered is None else logits[filtered]
+        floors = filter_floors(
+            vocab.whole(some), temperatures if filtered is None else temperatures[filtered], filters
+        )
+        if filtered is None:
+            scaled.masked_fill_(logits < floors[:, None], float("-inf"))
+        else:
+            scaled[filtered] = scaled[filtered].masked_fill_(some < floors[:, None], float("-inf"))
     weights = scaled.exp_()
     scores, tokens = _race(weights, streams, vocab)
     scores = torch.where(is_greedy, -best.double(), scores)

@@ -91,6 +91,27 @@ def test_the_same_tokens_are_drawn(parts: list[range], filters: tuple[int, float
     assert len(alone.unique()) > 50
 
 
+def test_only_rows_with_filters_are_told_whole() -> None:
+    logits, filtered, told = random_logits(), torch.tensor([1, 5, 6]), []
+    temperatures = torch.full((NUM_ROWS,), 0.7)
+    streams = Streams(torch.full((NUM_ROWS,), 5), torch.zeros(NUM_ROWS).long(), torch.arange(NUM_ROWS))
+    top_p = torch.ones(NUM_ROWS)
+    top_p[filtered] = 0.3
+    off, off_k = torch.zeros(NUM_ROWS), torch.zeros(NUM_ROWS, dtype=torch.int32)
+
+    def run(shard: ThreadShard) -> Tensor:
+        whole = shard.whole
+        shard.whole = lambda columns: told.append(len(columns)) or whole(columns)
+        own = logits[:, shard.own.start : shard.own.stop]
+        filters = Filters(off[filtered], off_k[filtered], top_p[filtered])
+        return sample(own, temperatures, streams, filters, shard, filtered)
+
+    wanted = sample(logits, temperatures, streams, Filters(off, off_k, top_p))
+
+    assert all(torch.equal(tokens, wanted) for tokens in on_each_rank(cut(5), run))
+    assert told == [3, 3]
+
+
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_the_first_of_equal_tokens_is_the_likeliest(parts: list[range]) -> None:
     logits = random_logits()

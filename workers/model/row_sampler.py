@@ -112,12 +112,14 @@ class RowSampler:
         if all(p.temperature == 0 for p in params):
             token_ids = likeliest(adjusted, self._vocab)
         else:
+            filtered = [i for i, p in enumerate(params) if p.min_p > 0 or p.top_k > 0 or p.top_p < 1]
             token_ids = sample(
                 adjusted,
                 self._floats([p.temperature for p in params]),
                 self._streams(rows),
-                self._filters(params),
+                self._filters([params[i] for i in filtered]) if filtered else None,
                 self._vocab,
+                self._integers(filtered) if 0 < len(filtered) < len(rows) else None,
             )
         if num_top < 0:
             return (token_ids,)
@@ -218,9 +220,7 @@ class RowSampler:
         eos = () if params.ignore_eos else self._eos_token_ids
         return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
 
-    def _filters(self, params: Sequence[ChoiceParams]) -> Filters | None:
-        if not any(p.min_p > 0 or p.top_k > 0 or p.top_p < 1 for p in params):
-            return None
+    def _filters(self, params: Sequence[ChoiceParams]) -> Filters:
         return Filters(
             self._floats([p.min_p for p in params]),
             self._to_device(torch.tensor([p.top_k for p in params], dtype=torch.int32)),
