@@ -174,6 +174,7 @@ def tensor_parallel(
     max_num_seqs: MaxNumSeqsOption = 256,
     max_model_len: MaxModelLenOption = 8192,
     load_format: LoadFormatOption = "dummy",
+    quantization: QuantizationOption = None,
     json_path: JsonOption = None,
 ) -> None:
     """Groups of several GPUs of this machine against one: throughput, steps, share of sums over ranks; needs GPUs."""
@@ -216,6 +217,7 @@ def tensor_parallel(
                 "max_num_seqs": max_num_seqs,
                 "max_model_len": max_model_len,
                 "load_format": load_format,
+                "quantization": quantization,
             },
             config,
             ceilings.tb_per_s * 1e12,

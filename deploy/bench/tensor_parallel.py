@@ -22,6 +22,8 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT
 
 _CONTEXT_LEN = 512
+_WEIGHT_BYTES = {None: 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+"""Of one weight of a layer, its scale left out, by what full weights are quantized to at load."""
 _NUM_STEPS = 128
 """Steps timed are those of contexts of 512 to 640 tokens."""
 
@@ -73,7 +75,7 @@ def measure_group(
     start_s = time.perf_counter() - started_s
     try:
         steps = [
-            _decode_step(one, size, config, copy_bytes_per_s, reduce_us)
+            _decode_step(one, size, config, settings["quantization"], copy_bytes_per_s, reduce_us)
             for one in measure_steps(llm, batch_sizes, _CONTEXT_LEN, _NUM_STEPS, llm.vocab_size, repeats)
         ]
         first = [
@@ -126,12 +128,16 @@ def _time_reduce(rank: int, size: int, rendezvous: str, width: int, dtype: str, 
 
 
 def _decode_step(
-    one: StepTime, size: int, config: ModelConfig, copy_bytes_per_s: float, reduce_us: dict[int, float]
+    one: StepTime,
+    size: int,
+    config: ModelConfig,
+    quantization: str | None,
+    copy_bytes_per_s: float,
+    reduce_us: dict[int, float],
 ) -> DecodeStep:
-    context_len = _CONTEXT_LEN + _NUM_STEPS / 2
-    floor_s = (
-        (weight_bytes(config) + one.batch_size * context_len * kv_bytes(config)) / size / copy_bytes_per_s
-    )
+    read_bytes = weight_bytes(config, quantization)
+    read_bytes += one.batch_size * (_CONTEXT_LEN + _NUM_STEPS / 2) * kv_bytes(config)
+    floor_s = read_bytes / size / copy_bytes_per_s
     reduce_ms = None
     if size > 1 and reduce_us:
         rows = min((rows for rows in reduce_us if rows >= one.batch_size), default=max(reduce_us))
@@ -147,11 +153,12 @@ def _decode_step(
     )
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of 16-bit weights that a decode step of the whole group reads: layers and head, not the embedding."""
+def weight_bytes(config: ModelConfig, quantization: str | None = None) -> float:
+    """Bytes of weights that a decode step of the whole group reads: layers and head, which keeps 16 bits."""
     attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim * config.hidden_size
     mlp = 3 * config.hidden_size * config.intermediate_size
-    return 2 * (config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size)
+    layers = config.num_layers * (attention + mlp) * _WEIGHT_BYTES[quantization]
+    return layers + 2 * config.vocab_size * config.hidden_size
 
 
 def kv_bytes(config: ModelConfig) -> int:

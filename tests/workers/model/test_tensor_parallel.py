@@ -18,7 +18,7 @@ TINY = {
     "intermediate_size": 50,
     "num_layers": 2,
     "head_dim": 16,
-    "vocab_size": 700,  # three stretches: more ranks than that hold all of them
+    "vocab_size": 2200,
     "max_position_embeddings": 256,
     "has_qkv_bias": True,
 }
@@ -58,14 +58,27 @@ def test_sums_under_way_while_other_tokens_are_computed_change_nothing(
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "tp_size"), [(3, 1, 2), (5, 5, 2), (8, 2, 4), (8, 4, 8), (9, 3, 8)]
+    ("num_heads", "num_kv_heads", "tp_size", "vocab_size"),
+    [
+        (3, 1, 2, 2200),
+        (5, 5, 2, 2200),
+        (8, 2, 4, 2200),
+        (8, 4, 8, 2200),
+        (9, 3, 8, 700),  # three stretches: each rank holds all of them
+    ],
 )
 @pytest.mark.slow
-def test_uneven_and_shared_heads_give_one_ranks_tokens(
-    generate: Generate, num_heads: int, num_kv_heads: int, tp_size: int
+def test_uneven_and_shared_heads_and_words_give_one_ranks_tokens(
+    generate: Generate, num_heads: int, num_kv_heads: int, tp_size: int, vocab_size: int
 ) -> None:
-    config = asdict(ModelConfig(**TINY, num_heads=num_heads, num_kv_heads=num_kv_heads))
-    spec = {"model_config": config, "prompts": [[1, 2, 3], list(range(40))], "num_tokens": 12}
+    shape = TINY | {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "vocab_size": vocab_size}
+    seeded = {"max_tokens": 12, "seed": 5, "ignore_eos": True}
+    spec = {
+        "model_config": asdict(ModelConfig(**shape)),
+        "prompts": [[1, 2, 3], list(range(40))],
+        "num_tokens": 12,
+        "params": [{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}, seeded],
+    }
 
     (alone,) = generate(spec, 1)
 
