@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from workers.engine.cost_model import CostModel
@@ -163,7 +165,7 @@ def test_cold_blocks_drift_no_faster_than_steps_can_hide(make_bench) -> None:
         bench.step()
         counts.append(bench.engine.load().num_blocks_swapped_out)
 
-    assert max(after - before for before, after in zip(counts, counts[1:])) == 2
+    assert max(after - before for before, after in pairwise(counts)) == 2
     bench.assert_all_as_expected()
 
 
