@@ -13,6 +13,7 @@ import pytest
 
 from shoal import LLM, BeamSearchParams, SamplingParams
 from workers.engine.plan import RankLost
+from workers.engine.request import ChoiceParams, EngineRequest
 
 SHAPE = Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny"
 """2,048 words in eight stretches, two KV heads."""
@@ -54,8 +55,27 @@ def answers(llm: LLM) -> dict[str, list[object]]:
         [{"prompt_token_ids": prompt} for prompt in PROMPTS[:2]], BeamSearchParams(beam_width=3, max_tokens=6)
     )
     found["beams"] = [[beam.tokens for beam in one.sequences] for one in beams]
+    found["prompt scores"] = prompt_scores(llm, PROMPTS[1])
+    assert len(found["prompt scores"]) == len(PROMPTS[1]) - 1
     vectors = llm.encode([{"prompt_token_ids": prompt} for prompt in PROMPTS], use_tqdm=False)
     found["pooled"] = [[round(float(x), 3) for x in one.outputs.data] for one in vectors]
+    return found
+
+
+def prompt_scores(llm: LLM, prompt: list[int]) -> list[object]:
+    """Log-probabilities of the prompt's own tokens, which the offline API does not hand out."""
+    engine, executor = llm._engine, llm._executor
+    params = ChoiceParams(max_tokens=1, num_prompt_logprobs=4)
+    engine.add(EngineRequest("scored", prompt, params), time.monotonic())
+    found: list[object] = []
+    while engine.has_work:
+        while (plan := engine.plan(time.monotonic())) is not None:
+            executor.launch(plan)
+        for output in engine.apply(executor.collect(), time.monotonic()):
+            for one in output.prompt_logprobs or []:
+                found.append(
+                    (round(one.sampled, 3), one.top_token_ids, [round(x, 3) for x in one.top_logprobs])
+                )
     return found
 
 

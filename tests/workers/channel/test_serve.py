@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -88,6 +89,23 @@ def test_a_rank_whose_launch_returns_early_gets_the_next_plan_while_one_runs(
     executor.close()
     loop.result(10.0)
     assert rank.closed.is_set()
+
+
+@pytest.mark.parametrize("kind", [EarlyExecutor, WaitableExecutor])
+def test_ranks_without_work_use_no_processor(
+    endpoint: str, threads: ThreadPoolExecutor, kind: type[EarlyExecutor]
+) -> None:
+    executor = ChannelExecutor(endpoint, 2)
+    loops = [threads.submit(serve_steps, kind(), endpoint, rank) for rank in range(2)]
+    executor.wait_for_ranks(10.0)
+    used_s = time.process_time()
+
+    with pytest.raises(RankLost, match="within"):
+        executor.collect(0.5)  # brain and ranks wait for each other meanwhile
+
+    assert time.process_time() - used_s < 0.02
+    executor.close()
+    assert [loop.result(10.0) for loop in loops] == [None, None]
 
 
 def test_collect_gives_up_on_a_rank_that_does_not_answer(
