@@ -414,7 +414,11 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         draw._draw_kernel, architecture, types, constants | {"candidates_ptr": None}, num_warps=4
     )
     of_many = compile_kernel(
-        draw._draw_kernel, architecture, types | {"candidates_ptr": "*fp64"}, constants, num_warps=4
+        draw._draw_kernel,
+        architecture,
+        types | {"candidates_ptr": "*fp64"},
+        constants | {"floors_ptr": None},
+        num_warps=4,
     )
     settled = compile_kernel(
         draw._settle_kernel,
