@@ -21,6 +21,13 @@ class DeployError(ShoalError):
     """An application did not come up; the message is Serve's."""
 
 
+class _PlainDumper(yaml.SafeDumper):
+    """Writes what stands in two places twice, as a person would, rather than as an anchor and an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 class ServeApi(Protocol):
     """What is asked of Ray's dashboard."""
 
@@ -48,7 +55,7 @@ def deploy(
     """Serve the models of CONFIG on a Ray cluster that runs already; what is there and unchanged is left alone."""
     spec = read_cluster_spec(config)
     if print_only:
-        typer.echo(yaml.safe_dump(spec.serve_config(), sort_keys=False), nl=False)
+        typer.echo(yaml.dump(spec.serve_config(), Dumper=_PlainDumper, sort_keys=False), nl=False)
         return
     with stage(f"{len(spec.models)} models to {address}") as current:
         api = connect(address)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from ray.serve.schema import ServeDeploySchema
+from typer.testing import CliRunner
 
+from deploy.cli import app
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
 from deploy.deploy_command import DeployError, wait_until_running
 from workers.engine.errors import InvalidRequest
@@ -127,3 +130,24 @@ def test_deploying_waits_for_all_and_tells_what_failed(tmp_path: Path) -> None:
         wait({"model-a": "DEPLOY_FAILED", "shoal-ingress": "RUNNING"})
     with pytest.raises(DeployError, match="does not run after 5 s"):
         wait({"model-a": "DEPLOYING", "shoal-ingress": "RUNNING"})
+
+
+def test_what_is_printed_is_the_same_configuration_without_aliases(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE)
+
+    shown = CliRunner().invoke(app, ["deploy", str(path), "--print"])
+
+    assert shown.exit_code == 0, shown.output
+    assert yaml.safe_load(shown.stdout) == read_cluster_spec(path).serve_config()
+    assert "&id" not in shown.stdout
+
+
+def test_grpc_has_a_port_if_the_configuration_gives_one(tmp_path: Path) -> None:
+    plain = read(tmp_path, FILE).serve_config()["applications"][-1]["args"]
+    with_grpc = read(tmp_path, FILE.replace("policy: least-load", "grpc_port: 9000")).serve_config()
+
+    assert "grpc_port" not in plain
+    assert with_grpc["applications"][-1]["args"]["grpc_port"] == 9000
+    with pytest.raises(InvalidRequest, match="grpc_port"):
+        read(tmp_path, FILE.replace("policy: least-load", "grpc_port: 99999"))
