@@ -27,8 +27,11 @@ class DemandMeter:
         self._prefill_share = 0.0
         self._decode_share = 0.0
 
-    def measure(self, load: Load, now_s: float) -> ReplicaDemand:
-        """The demand at ``now_s``, the work since the last call averaged into what came before."""
+    def measure(self, load: Load, now_s: float, num_held_tokens: int = 0) -> ReplicaDemand:
+        """The demand at ``now_s``, the work since the last call averaged into what came before.
+
+        ``num_held_tokens`` are prompt tokens that wait at ingresses until replicas have room.
+        """
         elapsed_s = now_s - self._now_s
         if elapsed_s > 0:
             keep = exp(-elapsed_s / HORIZON_S)
@@ -38,7 +41,7 @@ class DemandMeter:
             self._load, self._now_s = load, now_s
         cost = load.cost
         return ReplicaDemand(
-            queued_work_s=cost.prefill_s(load.num_queued_tokens),
+            queued_work_s=cost.prefill_s(load.num_queued_tokens + num_held_tokens),
             step_s=cost.step_s(load.num_running, 0, load.num_context_tokens),
             step_base_s=cost.base_s,
             work_share=self._prefill_share + self._decode_share,

@@ -184,7 +184,9 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's demand, by the names of ``ReplicaDemand``."""
-        return asdict(self._demand.measure(self._service.load, time.monotonic()))
+        return asdict(
+            self._demand.measure(self._service.load, time.monotonic(), self._service.num_held_tokens)
+        )
 
     async def __del__(self) -> None:
         """Drain, then end ranks and brain. Serve calls this after it has told the routers."""

@@ -65,6 +65,7 @@ class _Stream:
         self.request_ids: set[str] = set()  # the ingress's own ids
         self.wants_snapshot = True
         self.is_too_slow = False
+        self.num_held_tokens = 0  # that wait at the ingress, by its last message with a request
 
     def put(self, message: pb.ReplicaMessage) -> None:
         """Queue a message; an ingress too far behind is cut off instead."""
@@ -118,6 +119,11 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         return len(self._owners)
 
     @property
+    def num_held_tokens(self) -> int:
+        """Prompt tokens that wait at the ingresses until replicas have room, this replica's part."""
+        return sum(stream.num_held_tokens for stream in self._streams.values())
+
+    @property
     def num_streams(self) -> int:
         """Ingresses attached."""
         return len(self._streams)
@@ -160,6 +166,7 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
             async for message in messages:
                 kind = message.WhichOneof("kind")
                 if kind == "submit":
+                    stream.num_held_tokens = message.num_held_tokens
                     self._submit(stream, message.submit)
                 elif kind == "cancel":
                     self._cancel(stream, list(message.cancel.request_ids))

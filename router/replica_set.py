@@ -62,6 +62,7 @@ class ReplicaSet:
         self.num_held = 0
         """Requests that wait here: for any replica to be there, or for their caller's turn."""
         self._line: FairLine[asyncio.Future[None]] = FairLine()
+        self._num_tokens_in_line = 0
         self._num_called = 0
         """Of those in line, called and not placed yet."""
         self._changed = asyncio.Event()
@@ -147,6 +148,7 @@ class ReplicaSet:
             raise Overloaded(f"{line.num_of(tenant)} requests of this caller wait already")
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.join(tenant, called)
+        self._num_tokens_in_line += len(journal.prompt)
         try:
             await called
         except asyncio.CancelledError:
@@ -155,6 +157,8 @@ class ReplicaSet:
                 self._num_called -= 1
                 self._call()
             raise
+        finally:
+            self._num_tokens_in_line -= len(journal.prompt)
         return True
 
     def _call(self) -> None:
@@ -212,7 +216,8 @@ class ReplicaSet:
         view = best.view
         hashes = hashes_of[view.shape]
         stream = self._streams[view.replica_id]
-        stream.submit(journal.engine_request(view.shape, hashes, arrival_s), sink)
+        num_held_tokens = self._num_tokens_in_line // len(views)
+        stream.submit(journal.engine_request(view.shape, hashes, arrival_s), sink, num_held_tokens)
         view.book(journal.engine_id, journal.num_tokens - best.num_hit_tokens, hashes)
         self._placed[journal.engine_id] = stream
         journal.replica_id = view.replica_id

@@ -134,8 +134,10 @@ class ReplicaStream:
         self._end_if_idle()
         self._on_change()
 
-    def submit(self, request: EngineRequest, sink: Sink) -> None:
+    def submit(self, request: EngineRequest, sink: Sink, num_held_tokens: int = 0) -> None:
         """Send a request; ``sink`` hears of it from now on.
+
+        ``num_held_tokens`` are prompt tokens that wait here, this replica's part: what the autoscaler is to know of.
 
         Raises:
             ReplicaLost: the stream is not open; nothing was sent.
@@ -145,7 +147,9 @@ class ReplicaStream:
         if not self._sinks:
             self._progress_s = self._now()
         self._sinks[request.request_id] = sink
-        self._outgoing.put_nowait(pb.IngressMessage(submit=request_to_wire(request)))
+        self._outgoing.put_nowait(
+            pb.IngressMessage(submit=request_to_wire(request), num_held_tokens=num_held_tokens)
+        )
 
     def cancel(self, request_id: str) -> None:
         """End a request; its sink hears nothing more. Unknown ids are ignored."""

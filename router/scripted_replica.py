@@ -62,6 +62,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     host: str = "127.0.0.1"
     port: int = 0
     submits: list[pb.Submit] = field(default_factory=list)
+    num_held_tokens: int = 0
+    """As the last ingress said that sent a request."""
     cancelled_ids: list[str] = field(default_factory=list)
     num_resyncs: int = 0
     num_greeted: int = 0
@@ -197,6 +199,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
             if kind == "submit":
                 submit = message.submit
                 self.submits.append(submit)
+                self.num_held_tokens = message.num_held_tokens
                 token_ids = self.script(submit)[: submit.params.max_tokens]
                 self._running[submit.request_id] = _Running(
                     submit, token_ids, outbox, len(submit.output_token_ids)

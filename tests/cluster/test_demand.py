@@ -66,3 +66,9 @@ def test_two_calls_at_one_moment_say_the_same() -> None:
     first = meter.measure(load(num_output_tokens=100, num_running=1), 1.0)
 
     assert meter.measure(load(num_output_tokens=200, num_running=1), 1.0).work_share == first.work_share > 0
+
+
+def test_what_waits_at_ingresses_is_work_that_queues() -> None:
+    meter = meter_from(load())
+
+    assert meter.measure(load(num_queued_tokens=5000), 1.0, num_held_tokens=20_000).queued_work_s == 2.5

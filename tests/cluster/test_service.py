@@ -194,3 +194,18 @@ async def test_a_drain_out_of_time_ends_the_streams_of_unfinished_requests() -> 
 
         with pytest.raises(AssertionError, match="the stream ended"):
             await peer.outputs()
+
+
+async def test_what_waits_at_ingresses_is_known_until_they_leave() -> None:
+    async with replica() as (service, brain, address):
+        peers = [Peer(address), Peer(address)]
+        for peer, num_tokens in zip(peers, (700, 50), strict=True):
+            request = EngineRequest("a", [1], ChoiceParams(max_tokens=4))
+            await peer.send(submit=wire.request_to_wire(request), num_held_tokens=num_tokens)
+            await brain.submitted.get()
+        assert service.num_held_tokens == 750
+
+        await peers[0].channel.close()
+        await brain.cancelled.get()
+        assert service.num_held_tokens == 50
+        await peers[1].channel.close()

@@ -143,7 +143,11 @@ async def test_a_flood_waits_here_and_others_go_past_it(edge: Any) -> None:
     assert callers(edge, start) == []
 
     edge.replica.load.num_waiting = 0
+    edge.replica.step()
+    await edge.until(lambda: len(edge.replica.submits) > start)
+    assert edge.replica.num_held_tokens > 0  # the autoscaler is to know of them
     await until_answered(edge, [*flood, late])
+    assert edge.replica.num_held_tokens == 0
 
     assert [one.result().status_code for one in (*flood, late)] == [200] * 7
     assert callers(edge, start).index("quiet") <= 1
