@@ -79,6 +79,16 @@ class GrammarCompiler:
             raise InvalidRequest(_explained(found.get_error()), "grammar")
         return GrammarMatcher(found, self._threads)
 
+    def allows(self, grammar: str, token_ids: Iterable[int]) -> bool:
+        """True if an output may begin with these tokens."""
+        matcher = self.matcher(grammar)
+        try:
+            for token_id in token_ids:
+                matcher.accept(token_id)
+        except GrammarFailed:
+            return False
+        return True
+
     def _try(self, matcher: llguidance.LLMatcher) -> None:
         """Begin, and go on by a token: what the first mask has cost is held against the second.
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from deploy.bench.report import environment, write_result
 from deploy.bench.scale_step_command import scale_step
 from deploy.bench.soak_command import soak
+from deploy.bench.structured_command import structured
 from deploy.console import console, stage
 from workers.engine.errors import InvalidRequest
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Measure this machine; results as a table and, with --json, as a file.", no_args_is_help=True
 )
 app.command()(soak)
+app.command()(structured)
 app.command()(scale_step)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
