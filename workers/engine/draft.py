@@ -12,7 +12,7 @@ from workers.engine.request_state import RequestState
 
 _SHARE_OF_COPIES = 0.1
 """Of a step's time. It is what copying all KV takes that an H200 computes at its fastest (31,000 tokens/s of an 8B
-model at 50 GB/s); what it excludes is a burst that the host has to queue, at some 10 us a block, between short steps."""
+model at 50 GB/s); what it excludes is a burst that the host has to queue, some 10 us a block, between short steps."""
 
 
 @dataclass(slots=True)
