@@ -51,6 +51,8 @@ class ReplicaConfig:
     device: str = "auto"
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs."""
+    is_deterministic: bool = False
+    """Results are equal bit for bit however they are computed."""
     seed: int = 0
     num_threads: int | None = None
     """CPU threads of a rank; None: its share of the host's cores."""

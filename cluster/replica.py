@@ -104,6 +104,7 @@ class Replica:
                 str(config.block_size),
             ),
             run_ahead=config.run_ahead,
+            replays_outputs=config.is_deterministic and config.device == "cuda",
         )
         return engine_config, await self._group.allocate(engine_config)
 
@@ -276,4 +277,5 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         num_threads=config.num_threads,
         seed=config.seed,
         enforce_eager=config.enforce_eager,
+        is_deterministic=config.is_deterministic,
     )

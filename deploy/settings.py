@@ -20,6 +20,7 @@ from cluster.config import ReplicaConfig
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
+from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
 Words = Annotated[tuple[str, ...], NoDecode]
 Policy = Literal["prefix", "least-load", "round-robin", "power-of-two", "longest-match", "consistent-hash"]
@@ -131,6 +132,8 @@ class ServeSettings(BaseSettings):
     """Where ranks compute; auto: on GPUs where there are any."""
     enforce_eager: bool = False
     """On a GPU: launch every step kernel by kernel, without CUDA graphs; a faster start, slower steps."""
+    deterministic: bool = False
+    """Results are equal bit for bit whatever else is computed beside them and however often: slower."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     """Numbers of the KV cache; auto: those of --dtype; fp8: e4m3, with the checkpoint's scales where it has some."""
     trust_remote_code: bool = False
@@ -203,6 +206,15 @@ class ServeSettings(BaseSettings):
             raise ValueError(
                 f"--replicas {self.replicas} is not between --min-replicas {self.min_replicas} and --max-replicas "
                 f"{self.max_replicas}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _determinism_is_possible(self) -> ServeSettings:
+        if self.deterministic and self.tensor_parallel_size > MAX_DETERMINISTIC_RANKS:
+            raise ValueError(
+                f"--deterministic does not cover --tensor-parallel-size {self.tensor_parallel_size}: in which order more "
+                f"than {MAX_DETERMINISTIC_RANKS} ranks are summed depends on the batch"
             )
         return self
 
@@ -321,6 +333,7 @@ class ServeSettings(BaseSettings):
             device=self.device_name,
             seed=self.seed,
             enforce_eager=self.enforce_eager,
+            is_deterministic=self.deterministic,
             num_threads=self.cpu_threads or self._thread_share,
             host=self.host if self.ssl_certfile is None else "127.0.0.1",
             stall_timeout_s=self.stall_timeout_s,

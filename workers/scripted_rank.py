@@ -288,7 +288,22 @@ class ScriptedRank:
         assert min(plan.num_tokens, default=1) >= 1, "a row is scheduled for nothing"
         assert plan.num_batched_tokens <= config.max_num_batched_tokens, "the step exceeds its budget"
         is_decode = [num == 1 and samples for num, samples in zip(plan.num_tokens, plan.samples, strict=True)]
+        if config.replays_outputs:
+            is_decode = self._check_replays(plan)
         assert is_decode == sorted(is_decode, reverse=True), "a prefill chunk stands before a decode"
+
+    def _check_replays(self, plan: StepPlan) -> list[bool]:
+        """Which rows compute output tokens: one each, and no other row goes past its prompt."""
+        prompts = {row: one.num_prompt_tokens for row, one in self._rows.items()}
+        prompts |= {branch.row: prompts[branch.source] for branch in plan.branches}
+        prompts |= {new_row.row: new_row.num_prompt_tokens for new_row in plan.new_rows}
+        is_output = []
+        for row, start, num_tokens in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
+            is_output.append(start >= prompts[row])
+            assert num_tokens == 1 if is_output[-1] else start + num_tokens <= prompts[row], (
+                "an output token is computed beside another one of its row"
+            )
+        return is_output
 
     def _branch(self, plan: StepPlan) -> None:
         """Let rows go on from others as these were before the plan."""

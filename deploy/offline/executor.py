@@ -54,6 +54,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         num_threads=settings.cpu_threads or max(1, (os.cpu_count() or 1) // settings.tensor_parallel_size),
         seed=settings.seed,
         enforce_eager=settings.enforce_eager,
+        is_deterministic=settings.deterministic,
     )
     if settings.tensor_parallel_size > 1:
         return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)

@@ -87,6 +87,7 @@ class LLM:
         kv_checksum: bool = False,
         copy_gib_per_s: float | None = None,
         enforce_eager: bool = False,
+        deterministic: bool = False,
         cpu_threads: int | None = None,
         cache_dir: Path | None = None,
     ) -> None:
@@ -117,7 +118,7 @@ class LLM:
             block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
             model_impl=model_impl, kv_cache_dtype=kv_cache_dtype,
             num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
-            enforce_eager=enforce_eager,
+            enforce_eager=enforce_eager, deterministic=deterministic,
             swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,
             kv_checksum=kv_checksum, copy_gib_per_s=copy_gib_per_s,
             cache_dir=cache_dir, replicas=1,

@@ -37,6 +37,9 @@ class EngineConfig:
     """Share of the host tier that preempted requests leave to cached prefixes."""
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     """Who is served first."""
+    replays_outputs: bool = False
+    """Output tokens are computed one a step even where they are known, as when they were sampled, and only blocks of
+    prompts are cached: what was preempted or found then changes no bit, though prompts have kernels of their own."""
     vocab_size: int | None = None
     """Token ids at or past it are refused; None: any id is taken."""
 

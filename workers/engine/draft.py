@@ -53,6 +53,7 @@ class Draft:
     """A plan in the making."""
 
     __slots__ = (
+        "_replays_outputs",
         "_sources",
         "budget",
         "cost",
@@ -66,8 +67,9 @@ class Draft:
         "step_id",
     )
 
-    def __init__(self, step_id: int, budget: int, cost: CostModel) -> None:
+    def __init__(self, step_id: int, budget: int, cost: CostModel, replays_outputs: bool = False) -> None:
         self.step_id = step_id
+        self._replays_outputs = replays_outputs
         self.budget = budget
         """Tokens that may still be scheduled."""
         self.cost = cost
@@ -86,7 +88,10 @@ class Draft:
 
     def put(self, request: RequestState, num_tokens: int, samples: bool, new_block_ids: list[int]) -> None:
         """Schedule ``num_tokens`` of ``request`` from where it is computed."""
-        columns = self.decodes if samples and num_tokens == 1 else self.prefills
+        is_decode = samples and num_tokens == 1
+        if self._replays_outputs:
+            is_decode = request.num_computed >= request.num_prompt_tokens
+        columns = self.decodes if is_decode else self.prefills
         columns.put(request, num_tokens, samples, new_block_ids)
         self.budget -= num_tokens
         if samples:

@@ -56,6 +56,7 @@ class KVCache:
         self._block_size = config.block_size
         self._root = config.hash_root
         self._caches_prefixes = config.enable_prefix_caching
+        self._replays_outputs = config.replays_outputs
         self._num_reserved = 0
         """Free blocks that are promised to requests which must not run dry."""
         self._last_completed_id = -1
@@ -194,8 +195,7 @@ class KVCache:
         """Let every block that is full of known tokens be found, even while a planned step computes it."""
         if not self._caches_prefixes:
             return
-        num_full = min(request.num_computed, len(request.token_ids)) // self._block_size
-        for index in range(request.num_registered, num_full):
+        for index in range(request.num_registered, self._num_shareable(request)):
             block_hash = request.hash_at(index, self._block_size, self._root)
             self._pool.register(request.block_ids[index], block_hash)
             request.num_registered = index + 1
@@ -279,7 +279,7 @@ class KVCache:
         num_tokens = request.num_computed
         if not num_tokens or not self.host.num_blocks or _needs_all_tokens(request):
             return None
-        num_full = min(num_tokens, len(request.token_ids)) // self._block_size if self._caches_prefixes else 0
+        num_full = self._num_shareable(request) if self._caches_prefixes else 0
         hashes: list[bytes | None] = [
             request.hash_at(index, self._block_size, self._root) if index < num_full else None
             for index in range(self.blocks_for(num_tokens))
@@ -357,6 +357,13 @@ class KVCache:
         self._pool.check(holders)
         assert num_reserved == self._num_reserved, "reserved blocks are miscounted"
         assert self.num_unpromised_blocks >= 0, "blocks are promised that are not free"
+
+    def _num_shareable(self, request: RequestState) -> int:
+        """Leading blocks, full of known tokens, that others may find."""
+        num_tokens = min(request.num_computed, len(request.token_ids))
+        if self._replays_outputs:
+            num_tokens = min(num_tokens, request.num_prompt_tokens)
+        return num_tokens // self._block_size
 
     def _promise(self, request: RequestState, num_blocks: int) -> None:
         request.num_reserved += num_blocks

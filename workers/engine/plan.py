@@ -91,7 +91,8 @@ class LateMasks(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step: for ``rows[i]`` compute tokens ``starts[i] .. starts[i] + num_tokens[i]``.
 
-    Scheduled rows come decodes first (``num_tokens == 1`` and sampling), then prefill chunks. All KV of a
+    Scheduled rows come decodes first (``num_tokens == 1`` and sampling), then prefill chunks; where the engine replays
+    outputs, rows that compute an output token first, then those that compute a prompt. All KV of a
     layer is written before that layer's attention reads any, so rows of one plan may share blocks that
     this very plan fills.
 

@@ -103,7 +103,8 @@ class Scheduler:
         self, now_s: float, cost: CostModel, late_masks: LateMasks | None = None
     ) -> tuple[StepPlan, LaunchedStep] | None:
         """Make the next plan, or None if there is nothing to compute or to copy now and no masks are owed."""
-        draft = Draft(self._next_step_id, self._config.max_num_batched_tokens, cost)
+        config = self._config
+        draft = Draft(self._next_step_id, config.max_num_batched_tokens, cost, config.replays_outputs)
         if self._config.policy == "priority":
             self._make_way(draft)
         begun = self._schedule_decodes(draft)
@@ -180,13 +181,14 @@ class Scheduler:
         add_request = columns.sampling.append
         running = Status.RUNNING
         begun: list[RequestState] = []
+        replays_outputs = self._config.replays_outputs
         budget = draft.budget
         for request in self._running.copy():
             if request.status is not running:
                 continue  # preempted for an earlier one
             start = request.num_computed
             num_known = len(request.token_ids) + request.num_in_flight
-            if num_known - start != 1:
+            if num_known - start != 1 or (replays_outputs and start < request.num_prompt_tokens):
                 begun.append(request)
                 continue
             if num_known >= request.max_len or not budget or request.awaits_mask:
@@ -218,7 +220,7 @@ class Scheduler:
             if request.status is not Status.RUNNING or request.awaits_mask:
                 continue
             if draft.budget:
-                num_tokens = min(request.num_lag, draft.budget)
+                num_tokens = self._num_at_once(request, draft)
                 new_block_ids = self._grow(request, request.num_computed + num_tokens, draft)
                 if new_block_ids is not None:
                     self._put(draft, request, num_tokens, new_block_ids)
@@ -285,7 +287,7 @@ class Scheduler:
                 if not draft.budget:
                     return
                 self._cache.share(leader, beam, group.num_common_tokens)
-                num_tokens = min(beam.num_lag, draft.budget)
+                num_tokens = self._num_at_once(beam, draft)
                 if self._grow(beam, beam.num_computed + num_tokens, draft) is None:
                     self._cache.retire(beam)
                     break
@@ -328,7 +330,7 @@ class Scheduler:
                 self._loading.remove(request)
                 self._cache.drop_swapped(request)
                 self._enter_batch(draft, request, now_s)
-                self._put(draft, request, min(request.num_lag, draft.budget), request.block_ids.copy())
+                self._put(draft, request, self._num_at_once(request, draft), request.block_ids.copy())
 
     def _admit(self, draft: Draft, now_s: float) -> None:
         """Give rows to waiting requests in turn, while budget, rows and blocks last.
@@ -373,7 +375,7 @@ class Scheduler:
                 continue
             cache.drop_swapped(request)
             self._enter_batch(draft, request, now_s)
-            num_tokens = min(request.num_lag, draft.budget)
+            num_tokens = self._num_at_once(request, draft)
             cache.extend(request, request.num_computed + num_tokens)
             self._put(draft, request, num_tokens, request.block_ids.copy())
             draft.num_promised_blocks += self._num_owed_blocks(request)
@@ -422,6 +424,13 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
         self._cache.register(request)
+
+    def _num_at_once(self, request: RequestState, draft: Draft) -> int:
+        """Tokens of a request that this step may compute."""
+        num_tokens = min(request.num_lag, draft.budget)
+        if self._config.replays_outputs:
+            num_tokens = min(num_tokens, max(1, request.num_prompt_tokens - request.num_computed))
+        return num_tokens
 
     def _num_owed_blocks(self, request: RequestState) -> int:
         """Blocks it lacks for the tokens that it has."""

@@ -6,6 +6,7 @@ Both live on the device. The rank itself writes sampled tokens, so a row's newes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -90,12 +91,41 @@ class Batch:
             self._num_blocks[row] += 1
         return new_blocks
 
+    def lone_inputs(self, plan: StepPlan) -> StepInputs:
+        """Return the step's tensors with each token as a row that decodes: what it attends to is computed by itself."""
+        inputs = self.inputs(plan)
+        counts = torch.from_numpy(np.array(plan.num_tokens))
+        rows = torch.from_numpy(np.array(plan.rows)).repeat_interleave(counts)
+        context_lens = (inputs.positions + 1).to(torch.int32)
+        longest = int(context_lens.max())
+        return replace(
+            inputs,
+            num_decodes=len(rows),
+            decode_block_tables=self._tables(rows, longest),
+            decode_context_lens=context_lens,
+            max_decode_context_len=longest,
+        )
+
     def inputs(
-        self, plan: StepPlan, min_num_tokens: int = 1, decode_work: DecodeAttention | None = None
+        self,
+        plan: StepPlan,
+        min_num_tokens: int = 1,
+        decode_work: DecodeAttention | None = None,
+        num_decodes: int | None = None,
+        has_tiles: bool = False,
     ) -> StepInputs:
-        """Return the step's tensors, padded with tokens that are computed and thrown away to ``min_num_tokens``."""
+        """Return the step's tensors, padded with tokens that are computed and thrown away to ``min_num_tokens``.
+
+        Args:
+            plan: what to compute.
+            min_num_tokens: at least so many.
+            decode_work: how the attention of decoding rows is cut; tables and lengths say it otherwise.
+            num_decodes: rows, the first, that decode; None: those before the first of more than one token.
+            has_tiles: cut the queries of prompts into tiles without ``decode_work`` too.
+        """
         num_rows = len(plan.rows)
-        num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), num_rows)
+        if num_decodes is None:
+            num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), num_rows)
         context_lens = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
         token_starts = [0, *accumulate(plan.num_tokens)]
         sample_tokens = [token_starts[i + 1] - 1 for i in range(num_rows) if plan.samples[i]]
@@ -105,7 +135,7 @@ class Batch:
         base = num_decodes if decode_work is None else 0
         query_starts = np.array(token_starts[num_decodes:]) - base
         tiles = np.empty((0, TILE_FIELDS), dtype=np.int64)
-        if decode_work is not None:
+        if decode_work is not None or has_tiles:
             tiles = cut_queries(query_starts, np.array(context_lens[num_decodes:], dtype=np.int64))
         columns = [
             # First, and so at an aligned address: a kernel has another variant for others.

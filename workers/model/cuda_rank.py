@@ -107,7 +107,7 @@ class CudaRank(Rank):
     def _capture(self) -> None:
         """Record the graphs, and compile what runs outside of them."""
         assert self._kv_cache is not None, "memory is allocated before warm-up"
-        if not self.config.enforce_eager:
+        if not self.config.enforce_eager and not self.config.is_deterministic:
             self._graphs = DecodeGraphs(
                 DecodeForward(self._decoder, self._kv_cache, self._buffers.logits),
                 self._buffers,
@@ -290,16 +290,21 @@ class CudaRank(Rank):
     def _run_mixed(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
         assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
-        num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
         sampled = plan.sampled_positions
         rows = [row for row, _ in sampled]
         last_positions = [position - 1 for _, position in sampled]
-        # A lone last token of a long prompt's chunk need not be sampled: then the tables do.
-        is_cut = all(plan.samples[:num_decodes])
         no_blocks = [_NO_BLOCK] * len(rows)
-        is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
-        work = self._buffers.attention(is_shared) if is_cut else None
-        inputs = self._batch.inputs(plan, decode_work=work)
+        if self.config.is_deterministic:
+            # The tables say all: how work is cut depends on the whole batch.
+            is_shared, work = self._buffers.tell(rows, last_positions, no_blocks, 0), None
+            inputs = self._batch.inputs(plan, num_decodes=self._num_output_rows(plan), has_tiles=True)
+        else:
+            num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
+            # A lone last token of a long prompt's chunk need not be sampled: then the tables do.
+            is_cut = all(plan.samples[:num_decodes])
+            is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
+            work = self._buffers.attention(is_shared) if is_cut else None
+            inputs = self._batch.inputs(plan, decode_work=work)
         if self._prefill_graphs is not None and work is not None and not is_shared:
             attended, residual = self._prefill_graphs.run(inputs)
         else:
@@ -321,6 +326,12 @@ class CudaRank(Rank):
                 buffers.share,
             )
         return replace(self._finish(plan, started, rows, last_positions, logits, pooled), scored=scored)
+
+    def _num_output_rows(self, plan: StepPlan) -> int:
+        """Rows, the first ones, that compute a token of their output."""
+        scheduled = zip(plan.rows, plan.starts, strict=True)
+        is_output = [start >= self._sampler.num_prompt_tokens(row) for row, start in scheduled]
+        return sum(is_output)
 
     def _finish(
         self,

@@ -36,14 +36,17 @@ class LlamaDecoder:
         dtype: torch.dtype,
         num_positions: int,
         progress: Callable[[float], None],
+        is_deterministic: bool = False,
     ) -> None:
-        """Load this rank's weights from ``source``, layer by layer."""
+        """Load this rank's weights from ``source``, layer by layer; see ``ShardLoader`` for the last argument."""
         self.config = config
         self.shard = make_shard(config, group.rank, group.size)
         self.device = device
         self.dtype = dtype
         self.group = group
-        loader = ShardLoader(config, self.shard, group.rank, group.size, source, quantization, device, dtype)
+        loader = ShardLoader(
+            config, self.shard, group.rank, group.size, source, quantization, device, dtype, is_deterministic
+        )
         self.scale = config.score_scale
         self.vocab = vocab_of(
             group, [make_shard(config, rank, group.size).vocab for rank in range(group.size)]

@@ -27,6 +27,7 @@ from workers.model.batch import Batch
 from workers.model.block_copies import BlockCopies, CopyReport, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decoder import Decoder
+from workers.model.determinism import check_deterministic
 from workers.model.device import choose_dtype, choose_kv_dtype, read_cpu_flags
 from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
@@ -87,6 +88,8 @@ class Rank:
             raise UserError(
                 f"max_model_len is {self.max_model_len}, this model takes at most {longest}", "max_model_len"
             )
+        if config.is_deterministic:
+            check_deterministic(self.model_config, self.device, self.dtype, config.tp_size)
         self._launched: deque[StepPlan] = deque()
         self._kv_cache: Tensor | None = None
         self._min_num_tokens = 1
@@ -127,9 +130,17 @@ class Rank:
             )
         source = open_source(config.files, config.load_format, model, config.seed, self.device)
         decoder = LlamaDecoder(
-            model, group, source, self._quantization, self.device, self.dtype, self.max_model_len, progress
+            model,
+            group,
+            source,
+            self._quantization,
+            self.device,
+            self.dtype,
+            self.max_model_len,
+            progress,
+            config.is_deterministic,
         )
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not config.is_deterministic:
             decoder.keep_copies(torch.cuda.get_device_properties(self.device).total_memory // _COPY_SHARE)
         return decoder
 
@@ -194,7 +205,9 @@ class Rank:
         All ranks of a group must do it together. Leaves no trace: block 0 is overwritten before it is read.
         """
         assert self._kv_cache is not None, "memory is allocated before warm-up"
-        if self.device.type == "cpu" and self.config.pack_weights and self.config.tp_size == 1:
+        config = self.config
+        is_alone = self.device.type == "cpu" and config.tp_size == 1
+        if is_alone and config.pack_weights and not config.is_deterministic:
             self._min_num_tokens = self._choose_padding()
         num_tokens = min(self.config.block_size, self.max_model_len - 1)
         params = ChoiceParams(max_tokens=2, temperature=0.0)
@@ -269,7 +282,10 @@ class Rank:
         self._sampler.enter(plan.new_rows)
         self._pooler.enter(plan.new_rows)
         self._scorer.enter(plan.new_rows)
-        inputs = self._batch.inputs(plan, self._min_num_tokens)
+        if self.config.is_deterministic:
+            inputs = self._batch.lone_inputs(plan)
+        else:
+            inputs = self._batch.inputs(plan, self._min_num_tokens)
         attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
         pooled = self._pool(plan, attended, residual)
         scored = self._score(plan, attended, residual)

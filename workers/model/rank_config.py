@@ -18,6 +18,9 @@ RANK_ENVIRONMENT = {
 while it uses it can take the host's other GPUs with it; sums go before the products that they run beside; and each rank
 may see one device alone, number 0 to all."""
 
+MAX_DETERMINISTIC_RANKS = 2
+"""Two numbers have one sum; of more, libraries choose the order by where in the batch they stand."""
+
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """The same for ranks that meet in a file, so all on one host: their sockets are nobody else's business. On Linux."""
 
@@ -89,5 +92,7 @@ class RankConfig:
     """On a CPU: keep linear weights in the layout of oneDNN's kernels."""
     enforce_eager: bool = False
     """On CUDA: launch every step kernel by kernel, without graphs: a faster start, slower steps."""
+    is_deterministic: bool = False
+    """A token's numbers depend, to the bit, on the tokens before it alone, not on how they were computed."""
     seed: int = 0
     """Of dummy weights."""

@@ -76,6 +76,12 @@ class RowSampler:
         for one in branches:
             self._rows[one.row] = before[one.source]
 
+    def num_prompt_tokens(self, row: int) -> int:
+        """Of the request that has ``row``."""
+        new = self._rows[row]
+        assert new is not None, f"row {row} computes but never entered the batch"
+        return new.num_prompt_tokens
+
     def sampled_row(self, row: int, position: int) -> SampledRow:
         """Describe the sampling of ``row``'s token at ``position``."""
         new = self._rows[row]

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.rope_kv_write import KVScales
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
+from workers.model.fixed_rows import CPU_ROWS, CUDA_ROWS, FixedRows
 from workers.model.linear import Linear, LinearLayer
 from workers.model.mlp import DenseMlp, ExpertMlp, Mlp, SeparateExpertMlp
 from workers.model.quantized.expert_weights import make_expert_weights
@@ -59,8 +60,12 @@ class ShardLoader:
         quantization: Quantization | None,
         device: torch.device,
         dtype: torch.dtype,
+        is_deterministic: bool = False,
     ) -> None:
-        """Read from ``source`` what ``shard`` says, kept as ``quantization`` says, for activations of ``dtype``."""
+        """Read from ``source`` what ``shard`` says, kept as ``quantization`` says, for activations of ``dtype``.
+
+        With ``is_deterministic``, a token's products do not depend on the others of its step.
+        """
         self._config = config
         self._shard = shard
         self._tp_rank = tp_rank
@@ -69,6 +74,7 @@ class ShardLoader:
         self._quantization = quantization
         self._device = device
         self._dtype = dtype
+        self._is_deterministic = is_deterministic
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that every rank holds."""
@@ -89,7 +95,7 @@ class ShardLoader:
         """The projection to logits, which may be the embedding itself."""
         config = self._config
         if config.tie_word_embeddings:
-            return Linear(embedding)
+            return self._finished(Linear(embedding))
         hidden = config.hidden_size
         return self._make(
             [LinearPart("lm_head", (config.vocab_size, hidden), self._shard.vocab, range(hidden))]
@@ -210,7 +216,7 @@ class ShardLoader:
         else:
             block, kinds = prefix + "mlp.", ("gate_proj", "up_proj", "down_proj")
         router_shape = (shape.num_experts, config.hidden_size)
-        router = Linear(self.whole(block + "gate.weight", router_shape))
+        router = self._finished(Linear(self.whole(block + "gate.weight", router_shape)))
         names = [
             tuple(f"{block}experts.{expert}.{kind}" for kind in kinds) for expert in range(shape.num_experts)
         ]
@@ -254,7 +260,13 @@ class ShardLoader:
         return self._make([part], bias)
 
     def _make(self, parts: list[LinearPart], bias: Tensor | None = None) -> LinearLayer:
-        return make_linear([self._read(part) for part in parts], bias, self._device, self._dtype)
+        stored = [self._read(part) for part in parts]
+        return self._finished(make_linear(stored, bias, self._device, self._dtype))
+
+    def _finished(self, linear: LinearLayer) -> LinearLayer:
+        if not self._is_deterministic:
+            return linear
+        return FixedRows(linear, CPU_ROWS if self._device.type == "cpu" else CUDA_ROWS)
 
     def _read(self, part: LinearPart) -> StoredWeight:
         return part.read(self._source, self._quantization, self._device)

@@ -66,6 +66,7 @@ def attend(
                 scale,
                 window=window,
                 soft_cap=soft_cap,
+                tiles=inputs.prefill_tiles,
             )
         )
     if num_rows > num_tokens:

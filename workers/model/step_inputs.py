@@ -38,7 +38,7 @@ class StepInputs:
     decode_work: DecodeAttention | None = None
     """How the decoding rows' attention is cut, on CUDA; None: by the tables and lengths above."""
     prefill_tiles: QueryTiles | None = None
-    """The prefill rows' queries in tiles, with ``decode_work``."""
+    """The prefill rows' queries in tiles, counted as ``prefill_query_starts`` are; None: not cut beforehand."""
 
     @property
     def num_tokens(self) -> int:

@@ -86,6 +86,7 @@ configs = st.fixed_dictionaries(
         "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),
         "copy_lag": st.integers(0, 2),
         "policy": st.sampled_from(["fcfs", "priority", "fair"]),
+        "replays_outputs": st.sampled_from([False, False, True]),
         "eos_token_ids": st.sampled_from([(), (EOS,), tuple(range(0, 1000, 9))]),
     }
 )
@@ -116,6 +117,7 @@ tight_configs = st.fixed_dictionaries(
         "preemption_mode": st.sampled_from(["auto", "swap", "swap", "recompute"]),
         "copy_lag": st.integers(0, 2),
         "policy": st.sampled_from(["fcfs", "priority", "fair"]),
+        "replays_outputs": st.sampled_from([False, False, True]),
     }
 )
 
