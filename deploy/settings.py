@@ -213,8 +213,8 @@ class ServeSettings(BaseSettings):
     def _determinism_is_possible(self) -> ServeSettings:
         if self.deterministic and self.tensor_parallel_size > MAX_DETERMINISTIC_RANKS:
             raise ValueError(
-                f"--deterministic does not cover --tensor-parallel-size {self.tensor_parallel_size}: in which order more "
-                f"than {MAX_DETERMINISTIC_RANKS} ranks are summed depends on the batch"
+                f"--deterministic does not cover --tensor-parallel-size {self.tensor_parallel_size}: in what order "
+                f"more than {MAX_DETERMINISTIC_RANKS} ranks are summed depends on the batch"
             )
         return self
 

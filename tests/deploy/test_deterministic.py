@@ -98,7 +98,7 @@ any_way = given(
 
 @pytest.mark.timeout(300)
 @any_way
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_however_a_prompt_is_computed_its_numbers_are_the_same_to_the_bit(
     llm: LLM, alone: list[Any], fields: dict[str, Any], is_repeated: bool
 ) -> None:
@@ -117,11 +117,11 @@ def test_in_500_ways_numbers_are_the_same_to_the_bit(
 
 def test_a_choice_that_shares_its_prompt_is_what_it_would_be_alone(llm: LLM) -> None:
     llm.restart_engine()
-    together = numbers_of(llm, ALL, num_choices=3)
+    together = numbers_of(llm, ALL[1:4], num_choices=3)
     num_shared = llm.load.num_forked_blocks
     llm.restart_engine(enable_prefix_caching=False, max_num_seqs=1)
 
-    assert numbers_of(llm, ALL, num_choices=3) == together
+    assert numbers_of(llm, ALL[1:4], num_choices=3) == together
     assert num_shared > 0
 
 
