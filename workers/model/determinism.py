@@ -10,11 +10,14 @@ import torch
 
 from kernels.native import HEAD_DIM_STEP, MAX_HEAD_DIM, native_kernels
 from workers.checkpoint.model_config import ModelConfig
+from  import TRANSFORMERS
 from workers.engine.errors import UserError
 from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
 
-def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.dtype, tp_size: int) -> None:
+def check_deterministic(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, tp_size: int
+) -> None:
     """Return if results can be equal bit for bit however they are computed.
 
     Raises:
@@ -22,14 +25,17 @@ def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.
     """
     if tp_size > MAX_DETERMINISTIC_RANKS:
         raise _refused(f"{tp_size} ranks: the order in which they are summed depends on the batch")
+    if config.architecture == TRANSFORMERS:
+        raise _refused("models with transformers' layers: their products are not ours")
     if device.type == "cuda":
         if config.experts is not None:
             raise _refused(
                 "mixtures of experts on a GPU: how tokens are grouped by expert depends on the batch"
             )
         return
-    if dtype != torch.float32:
-        raise _refused(f"{dtype} on a CPU: give --dtype float32")
+    for name, given in (("--dtype float32", dtype), ("--kv-cache-dtype auto", kv_dtype)):
+        if given != torch.float32:
+            raise _refused(f"{given} on a CPU: give {name}")
     has_window = any(config.window(index) for index in range(config.num_layers))
     has_odd_heads = config.head_dim % HEAD_DIM_STEP or config.head_dim > MAX_HEAD_DIM
     if has_window or config.attention_soft_cap or has_odd_heads:

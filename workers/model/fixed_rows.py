@@ -61,6 +61,14 @@ class FixedRows:
         product = parts[0] if len(parts) == 1 else torch.cat(parts)
         return product[:num_tokens] if rest else product
 
+    @property
+    def copy_bytes(self) -> int:
+        """See ``LinearLayer``: there is one way to multiply, for few tokens and many."""
+        return 0
+
+    def keep_copy(self) -> None:
+        """See ``LinearLayer``."""
+
     def pack(self) -> None:
         """See ``LinearLayer``."""
         self._inner.pack()

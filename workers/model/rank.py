@@ -89,7 +89,7 @@ class Rank:
                 f"max_model_len is {self.max_model_len}, this model takes at most {longest}", "max_model_len"
             )
         if config.is_deterministic:
-            check_deterministic(self.model_config, self.device, self.dtype, config.tp_size)
+            check_deterministic(self.model_config, self.device, self.dtype, self.kv_dtype, config.tp_size)
         self._launched: deque[StepPlan] = deque()
         self._kv_cache: Tensor | None = None
         self._min_num_tokens = 1
