@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from kernels.native import HEAD_DIM_STEP, MAX_HEAD_DIM, native_kernels
+from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.checkpoint.model_config import ModelConfig
-from  import TRANSFORMERS
 from workers.engine.errors import UserError
 from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
