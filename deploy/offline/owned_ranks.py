@@ -38,7 +38,7 @@ class OwnedRanks(ChannelExecutor):
         with self._ending_all():
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             while not self.ready() and (deadline_s is None or time.monotonic() < deadline_s):
-                if not select.select(self.filenos(), (), (), _LOOK_S)[0]:
+                if not self._wait():
                     self._look()
             return super().collect(0.0)
 
@@ -68,6 +68,13 @@ class OwnedRanks(ChannelExecutor):
             self._loss = f"{error}; all ranks were ended, make another LLM"
             self.kill()
             raise
+
+    def _wait(self) -> bool:
+        """Sleep until there may be a result; False if nothing came for ``_LOOK_S``."""
+        poller = select.poll()  # takes descriptors of any number
+        for fd in self.filenos():
+            poller.register(fd, select.POLLIN)
+        return bool(poller.poll(_LOOK_S * 1000))
 
     def _look(self) -> None:
         for rank, process in enumerate(self._processes):
