@@ -110,9 +110,11 @@ class PrefixIndex:
     def match(self, replica_id: str, hashes: Sequence[bytes]) -> int:
         """Number of leading blocks of the chain that ``replica_id`` holds."""
         held = self._held.get(replica_id)
-        if not held or not hashes or hashes[0] not in held:
+        if not held or not hashes:
             return 0
-        parts = held.parts
+        parts, first = held.parts, hashes[0]
+        if first not in parts[first[0]]:
+            return 0
         found, end = 1, len(hashes)  # the first missing block is in found..end
         while found < end:
             middle = (found + end) // 2
