@@ -1,4 +1,7 @@
-"""A Ray head with Serve and a dashboard in a process of its own, for tests that deploy onto a running cluster."""
+"""A Ray head with Serve and a dashboard in a process of its own, and further nodes beside it on this machine.
+
+For tests and benchmarks that deploy onto a running cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
+
 from cluster.placement import WORKER_GROUP_LABEL
+from deploy.processes import processes_of
 from deploy.runtime import Runtime, find_free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +84,17 @@ class RayHead:
 
     def pids(self, word: str) -> set[int]:
         """Processes of this cluster with ``word`` in their title."""
-        return {p.pid for p in self.runtime.processes() if word in " ".join(p.cmdline())}
+        return {process.pid for process in processes_of(self.runtime, word)}
+
+    def add_node(self, num_cpus: int) -> psutil.Process:
+        """Start another Ray node on this machine; return its raylet, without which it is no node."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{num_cpus}\n")
+        self.process.stdin.flush()
+        told = self.process.stdout.readline()
+        assert told, "the node did not start"
+        return psutil.Process(int(told))
 
     def stop(self) -> None:
         """End it and all it started."""
@@ -87,7 +104,7 @@ class RayHead:
 
 
 def main() -> None:
-    """Start, say so, and stop at the end of the input."""
+    """Start, say so, add a node for each line of the input, and stop at its end."""
     from deploy.ray_cluster import start_ray
 
     port, dashboard_port, num_cpus = map(int, sys.argv[1:4])
@@ -100,8 +117,26 @@ def main() -> None:
         node_labels={WORKER_GROUP_LABEL: sys.argv[4]},
     )
     print("up", flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        print(_start_node(int(line)), flush=True)
     cluster.stop()
+
+
+def _start_node(num_cpus: int) -> int:
+    """One that carries the cluster's mark and token, as this process does; the pid of its raylet.
+
+    By Ray's own means for tests: ``ray start`` refuses a second node where the head's address is loopback.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    cluster.head_node = ray._private.worker._global_node
+    node = cluster.add_node(wait=False, num_cpus=num_cpus, node_ip_address="127.0.0.1")
+    raylet = node.all_processes["raylet"][0].process
+    # Processes of a node end with its raylet, once it is reaped.
+    threading.Thread(target=raylet.wait, daemon=True).start()
+    return int(raylet.pid)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 
-from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports
+from deploy.processes import busiest, processes_of
+from deploy.runtime import Runtime, find_free_ports
 from workers.checkpoint.source import DEMO_MODEL
-from workers.engine.errors import ShoalError
 
 _ROOT = Path(__file__).resolve().parent.parent
-_WORKING_SWITCHES = 5
-"""Voluntary context switches within seconds that only a process at work makes."""
 
 
 class ServedCluster:
@@ -63,33 +60,15 @@ class ServedCluster:
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Processes of this cluster with ``word`` in their command line or title."""
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline"]):
-            if word not in " ".join(process.info["cmdline"] or []):
-                continue
-            try:
-                if process.environ().get(RUNTIME_DIR_VARIABLE) == str(self.runtime.folder):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self.runtime, word)
 
-    def busiest(self, word: str, timeout_s: float = 10.0) -> psutil.Process:
-        """Of the processes with ``word`` in their title, the one that is at work for a stream.
+    def busiest(self, word: str) -> psutil.Process:
+        """Of those processes, the one that is at work for a stream.
 
         Raises:
             ShoalError: there is none, or all are idle.
         """
-        processes = self.processes(word)
-        # Each step wakes rank, brain and replica once; how much CPU that takes differs too much to tell them by.
-        before = {process: process.num_ctx_switches().voluntary for process in processes}
-        deadline = time.monotonic() + timeout_s
-        while processes and time.monotonic() < deadline:
-            woken = {one: one.num_ctx_switches().voluntary - before[one] for one in processes}
-            process = max(woken, key=lambda one: woken[one])
-            if woken[process] >= _WORKING_SWITCHES:
-                return process
-        raise ShoalError(f"{len(processes)} processes with {word} in their title, none is at work")
+        return busiest(self.runtime, word)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Stop it as Ctrl-C does; return its exit code."""

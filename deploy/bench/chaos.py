@@ -1,77 +1,27 @@
 """Faults while streams run: which streams end as they would have, and how long they stood still.
 
 Each round: streams run unbroken, and are the measure; the same streams run again, and once all of them have some
-text, one process that is at work for them is killed or stopped. A stream is *intact* if it ended with the
-text of its unbroken run. The cluster is a child of the benchmark, found from outside as an operator would.
+text, a fault strikes (``deploy.bench.faults``). A stream is *intact* if it ended with the text of its unbroken run.
+The cluster is a child of the benchmark, found from outside as an operator would.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import signal
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
 
 import httpx
-import orjson
 
+from deploy.bench.faults import C, Fault, SeenCluster
 from deploy.bench.report import percentile
-from deploy.served_cluster import ServedCluster
+from deploy.bench.streams import StreamPlan, StreamRecord, run_streams
 from workers.engine.errors import ShoalError
 
-WARM_CHUNKS = 8
-"""Chunks that each stream has had when the fault strikes."""
 RECOVERY_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One kind of process, and the signal it gets."""
-
-    name: str
-    word: str
-    """In the command line or title of the process."""
-    number: signal.Signals
-    spares_streams: bool = True
-    """False: the streams that pass through the process end with it, and only they."""
-
-
-FAULTS = (
-    Fault("kill-rank", "RankActor", signal.SIGKILL),
-    Fault("kill-brain", "workers.brain", signal.SIGKILL),
-    Fault("kill-replica", "ServeReplica:model", signal.SIGKILL),
-    Fault("stop-rank", "RankActor", signal.SIGSTOP),
-    Fault("stop-brain", "workers.brain", signal.SIGSTOP),
-    Fault("kill-ingress", "ServeReplica:shoal-ingress", signal.SIGKILL, spares_streams=False),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosPlan:
-    """The load of each round."""
-
-    num_streams: int
-    output_len: int
-    temperature: float
-    """Of every second stream; the others are greedy."""
-
-
-@dataclass(slots=True)
-class StreamRecord:
-    """What one stream brought."""
-
-    text: str = ""
-    arrivals_s: list[float] = field(default_factory=list)
-    is_done: bool = False
-
-    @property
-    def longest_gap_s(self) -> float:
-        """Between two chunks."""
-        times = self.arrivals_s
-        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,109 +30,64 @@ class ChaosResult:
 
     fault: str
     num_streams: int
+    num_under_way: int
+    """Streams that had not ended when it had been done."""
     num_ended: int
     """Came to their proper end."""
     num_intact: int
     """Of those, with the text of the unbroken run."""
     num_greedy_intact: int
     num_greedy: int
+    num_moved: int
+    """Went on at another replica."""
+    detection_s: float | None
+    """From the fault until an ingress counted a replica less; None: none was missed while streams ran."""
     gap_p50_s: float
-    """The longest gap of each stream: half stood still for no longer than this."""
-    gap_max_s: float
-    gap_max_unbroken_s: float
-    replica_back_s: float
-    """From the fault until as many replicas as before take requests."""
+    """Of the longest gap of each stream: half stood still for no longer than this."""
+    gap_p99_s: float
+    gap_p99_unbroken_s: float
+    replica_back_s: float | None
+    """From the fault until as many replicas as before take requests; None: none was missed, or not by itself."""
 
 
-async def run_round(cluster: ServedCluster, fault: Fault, plan: ChaosPlan) -> ChaosResult:
+async def run_round(cluster: C, fault: Fault[C], plan: StreamPlan) -> ChaosResult:
     """Run one round on a cluster that is whole, and wait until it is whole again.
 
     Raises:
         ShoalError: an unbroken stream failed, no process was at work, or the cluster did not recover.
     """
     async with httpx.AsyncClient(timeout=300.0, limits=httpx.Limits(max_connections=None)) as client:
-        num_replicas = await _num_open(client, cluster)
-        unbroken = await _run_all(client, cluster, plan, on_warm=None)
+        num_whole = await _num_open(client, cluster)
+        await asyncio.to_thread(fault.prepare, cluster)
+        unbroken = await run_streams(client, cluster.url, cluster.model, plan)
         if not all(one.is_done for one in unbroken):
             raise ShoalError(f"{fault.name}: streams failed before anything was broken")
-        recovery = _Recovery(client, cluster, fault, num_replicas)
-        broken = await _run_all(client, cluster, plan, recovery.strike)
-        back_s = await recovery.wait(timeout_s=RECOVERY_TIMEOUT_S)
+        watch = _Watch(client, cluster, fault)
+        broken = await run_streams(client, cluster.url, cluster.model, plan, watch.strike)
+        await watch.stop()
+        await asyncio.to_thread(fault.restore, cluster)
+        back_s = await watch.wait_until_whole(num_whole, RECOVERY_TIMEOUT_S)
     gaps = [one.longest_gap_s for one in broken]
     intact = [a.is_done and a.text == b.text for a, b in zip(broken, unbroken, strict=True)]
+    detection_s = watch.detection_s if fault.loses_replica else None
     return ChaosResult(
         fault=fault.name,
         num_streams=len(broken),
+        num_under_way=watch.num_under_way,
         num_ended=sum(one.is_done for one in broken),
         num_intact=sum(intact),
         num_greedy_intact=sum(intact[::2]),
         num_greedy=len(intact[::2]),
+        num_moved=sum(one.num_moves > 0 for one in broken),
+        detection_s=detection_s,
         gap_p50_s=round(percentile(gaps, 0.5), 3),
-        gap_max_s=round(max(gaps), 3),
-        gap_max_unbroken_s=round(max(one.longest_gap_s for one in unbroken), 3),
-        replica_back_s=round(back_s, 1),
+        gap_p99_s=round(percentile(gaps, 0.99), 3),
+        gap_p99_unbroken_s=round(percentile([one.longest_gap_s for one in unbroken], 0.99), 3),
+        replica_back_s=round(back_s, 1) if fault.heals and detection_s is not None else None,
     )
 
 
-async def _run_all(
-    client: httpx.AsyncClient,
-    cluster: ServedCluster,
-    plan: ChaosPlan,
-    on_warm: Callable[[], Awaitable[None]] | None,
-) -> list[StreamRecord]:
-    """All streams of the plan; ``on_warm`` is awaited once each has had some text."""
-    records = [StreamRecord() for _ in range(plan.num_streams)]
-    warm = asyncio.Event()
-
-    def on_chunk() -> None:
-        if all(len(one.arrivals_s) >= WARM_CHUNKS for one in records):
-            warm.set()
-
-    streams = [
-        asyncio.create_task(_run_stream(client, cluster, _body(cluster, plan, number), record, on_chunk))
-        for number, record in enumerate(records)
-    ]
-    if on_warm is not None:
-        await asyncio.wait_for(warm.wait(), 120.0)
-        await on_warm()
-    await asyncio.gather(*streams)
-    return records
-
-
-def _body(cluster: ServedCluster, plan: ChaosPlan, number: int) -> dict[str, Any]:
-    return {
-        "model": cluster.model,
-        "prompt": f"Story number {number}. Once upon a time there was a",
-        "max_tokens": plan.output_len,
-        "temperature": plan.temperature if number % 2 else 0.0,
-        "seed": number,
-        "ignore_eos": True,
-        "stream": True,
-    }
-
-
-async def _run_stream(
-    client: httpx.AsyncClient,
-    cluster: ServedCluster,
-    body: dict[str, Any],
-    record: StreamRecord,
-    on_chunk: Callable[[], None],
-) -> None:
-    try:
-        async with client.stream("POST", f"{cluster.url}/v1/completions", json=body) as answer:
-            async for line in answer.aiter_lines():
-                if line == "data: [DONE]":
-                    record.is_done = answer.status_code == 200
-                elif line.startswith("data: {"):
-                    choices = orjson.loads(line[len("data: ") :]).get("choices") or []
-                    record.text += "".join(choice["text"] for choice in choices)
-                    record.arrivals_s.append(time.monotonic())
-                    on_chunk()
-    except httpx.HTTPError:
-        return  # it has not ended properly, which is what is counted
-
-
-async def _num_open(client: httpx.AsyncClient, cluster: ServedCluster) -> int:
+async def _num_open(client: httpx.AsyncClient, cluster: SeenCluster) -> int:
     """Replicas that take requests, as the ingress that answers sees it; 0 if none answers."""
     try:
         answer = await client.get(f"{cluster.url}/health", timeout=5.0)
@@ -191,44 +96,55 @@ async def _num_open(client: httpx.AsyncClient, cluster: ServedCluster) -> int:
         return 0
 
 
-class _Recovery:
-    """Strikes, and watches how long replicas are missing."""
+class _Watch(Generic[C]):
+    """Strikes, and watches what the ingresses see of it."""
 
-    def __init__(
-        self, client: httpx.AsyncClient, cluster: ServedCluster, fault: Fault, num_replicas: int
-    ) -> None:
+    def __init__(self, client: httpx.AsyncClient, cluster: C, fault: Fault[C]) -> None:
         self._client = client
         self._cluster = cluster
         self._fault = fault
-        self._num_replicas = num_replicas
         self._struck_s = 0.0
-        self._missing: asyncio.Task[None] | None = None
+        self._seen_s: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.num_under_way = 0
 
-    async def strike(self) -> None:
-        """Send the signal to a process at work."""
-        process = await asyncio.to_thread(self._cluster.busiest, self._fault.word)
-        process.send_signal(self._fault.number)
-        self._struck_s = time.monotonic()
-        self._missing = asyncio.create_task(self._until(lambda count: count < self._num_replicas))
+    @property
+    def detection_s(self) -> float | None:
+        """From the strike until an ingress counted a replica less; None: none did."""
+        return None if self._seen_s is None else round(max(0.0, self._seen_s - self._struck_s), 2)
 
-    async def wait(self, timeout_s: float) -> float:
-        """Seconds from the strike until all replicas are there again; 0 if none was ever missing.
+    async def strike(self, records: list[StreamRecord]) -> None:
+        """Let the fault strike while the streams of ``records`` run."""
+        num_open = await _num_open(self._client, self._cluster)
+        self._task = asyncio.create_task(self._note_a_missing_replica(num_open))
+        self._struck_s = await asyncio.to_thread(self._fault.strike, self._cluster)
+        self.num_under_way = sum(not one.has_ended for one in records)
 
-        Call it once the streams have ended: a replica that worked for one of them has been missed by then.
+    async def stop(self) -> None:
+        """Look no more for a missing replica: one that worked for a stream has been missed by its end."""
+        assert self._task is not None, "nothing has been struck"
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait_until_whole(self, num_replicas: int, timeout_s: float) -> float:
+        """Return how many seconds after the strike so many replicas take requests.
+
+        Raises:
+            ShoalError: not within ``timeout_s``.
         """
-        assert self._missing is not None, "nothing has been struck"
-        was_missing = self._missing.done()
-        self._missing.cancel()
-        if not was_missing:
-            return 0.0
         try:
-            await asyncio.wait_for(self._until(lambda count: count >= self._num_replicas), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda count: count == num_replicas)
         except TimeoutError:
             raise ShoalError(
-                f"{self._fault.name}: fewer than {self._num_replicas} replicas {timeout_s:g} s after the streams"
+                f"{self._fault.name}: not {num_replicas} replicas {timeout_s:g} s after the streams"
             ) from None
         return time.monotonic() - self._struck_s
 
+    async def _note_a_missing_replica(self, num_open: int) -> None:
+        await self._until(lambda count: count < num_open)
+        self._seen_s = time.monotonic()
+
     async def _until(self, is_so: Callable[[int], bool]) -> None:
         while not is_so(await _num_open(self._client, self._cluster)):  # noqa: ASYNC110  # another process's state
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_POLL_S)

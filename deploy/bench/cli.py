@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deploy.bench.report import environment, write_result
+from deploy.bench.chaos_command import chaos
+from deploy.bench.report import environment, show_runs, write_result
 from deploy.bench.scale_step_command import scale_step
 from deploy.bench.soak_command import soak
 from deploy.bench.structured_command import structured
-from deploy.console import console, stage
+from deploy.console import console
 from workers.engine.errors import InvalidRequest
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(soak)
 app.command()(structured)
 app.command()(scale_step)
+app.command()(chaos)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 
@@ -117,7 +119,7 @@ def throughput(
     ]
     result["workloads"] = [asdict(one) for one in workloads]
     result["runs"] = [asdict(one) for one in measure_all(llm, workloads, llm.vocab_size, repeats)]
-    _show(f"throughput (start {result['start_s']} s)", result["runs"])
+    show_runs(f"throughput (start {result['start_s']} s)", result["runs"])
     write_result(json_path, result)
     llm.close()
 
@@ -158,7 +160,7 @@ def latency(
         for length in _numbers(input_len, "input_len")
         for one in measure_steps(llm, sizes, length, num_steps, llm.vocab_size, repeats)
     ]
-    _show("latency", result["runs"])
+    show_runs("latency", result["runs"])
     write_result(json_path, result)
     llm.close()
 
@@ -232,10 +234,10 @@ def tensor_parallel(
         result["groups"].append(asdict(found))
         write_result(json_path, result)  # what is there, should the next group fail
         if reduce:
-            _show(f"microseconds of a sum over {size} ranks with its norm", reduce)
-        _show(f"{size} ranks, start {found.start_s} s: decode steps", result["groups"][-1]["steps"])
-        _show("first tokens", result["groups"][-1]["first_tokens"])
-        _show("throughput", result["groups"][-1]["throughput"])
+            show_runs(f"microseconds of a sum over {size} ranks with its norm", reduce)
+        show_runs(f"{size} ranks, start {found.start_s} s: decode steps", result["groups"][-1]["steps"])
+        show_runs("first tokens", result["groups"][-1]["first_tokens"])
+        show_runs("throughput", result["groups"][-1]["throughput"])
 
 
 @app.command()
@@ -284,51 +286,8 @@ def http(
         found = asyncio.run(run_load(LoadPlan(url, name, count, requests_per_stream, input_len, output_len)))
         cpu_us = before.per_token_us(CpuTimes.now(), found.num_chunks)
         result["runs"].append({**asdict(found), "cpu_us_per_token": cpu_us})
-    _show("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])
-    _show("CPU microseconds a token, by process", [run["cpu_us_per_token"] for run in result["runs"]])
-    write_result(json_path, result)
-
-
-@app.command()
-def chaos(
-    model: ModelOption = None,
-    replicas: Annotated[int, typer.Option(min=2, help="Copies of the model.")] = 2,
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
-    streams: Annotated[int, typer.Option(min=1, help="Streams at once, every second one sampled.")] = 16,
-    output_len: Annotated[int, typer.Option(min=32, help="Tokens of a stream.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Of the sampled streams; each has a seed.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Of each fault.")] = 1,
-    faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
-    stall_timeout_s: Annotated[float, typer.Option(help="When a stopped process counts as stuck.")] = 10.0,
-    json_path: JsonOption = None,
-) -> None:
-    """Kill and stop processes of a cluster of its own while streams run; count the streams that notice."""
-    from deploy.bench.chaos import FAULTS, ChaosPlan, run_round
-    from deploy.served_cluster import ServedCluster
-
-    known = {fault.name: fault for fault in FAULTS}
-    names = list(known) if faults == "all" else faults.split(",")
-    for name in names:
-        if name not in known:
-            raise InvalidRequest(f"--faults has {name!r}: it must be of {', '.join(known)}", "faults")
-    plan = ChaosPlan(streams, output_len, temperature)
-    flags = [
-        *([model] if model else []),
-        *("--replicas", str(replicas), "--tensor-parallel-size", str(tensor_parallel_size)),
-        *("--ingress-replicas", "2", "--stall-timeout-s", str(stall_timeout_s)),
-    ]
-    result: dict[str, Any] = {"bench": "chaos", "environment": environment(), "flags": flags, "runs": []}
-    cluster = ServedCluster(*flags)
-    try:
-        with stage("Cluster"):
-            cluster.wait_until_up()
-        for name in names:
-            for _ in range(rounds):
-                with stage(name):
-                    result["runs"].append(asdict(asyncio.run(run_round(cluster, known[name], plan))))
-    finally:
-        cluster.stop()
-    _show("chaos", result["runs"])
+    show_runs("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])
+    show_runs("CPU microseconds a token, by process", [run["cpu_us_per_token"] for run in result["runs"]])
     write_result(json_path, result)
 
 
@@ -352,7 +311,7 @@ def memory(
 
         rates = [rate for kib in (64, 256, 512, 2048) for rate in measure_copy_rates(kib << 10)]
         result["copies"] = [asdict(rate) for rate in rates]
-        _show("copies, GB/s", result["copies"])
+        show_runs("copies, GB/s", result["copies"])
     llm = LLM(
         model,
         load_format=load_format,
@@ -362,7 +321,7 @@ def memory(
         max_num_batched_tokens=2048,
     )
     result["host_hit"] = asdict(measure_host_hit(llm, prompt_len))
-    _show("first token", [result["host_hit"]])
+    show_runs("first token", [result["host_hit"]])
     write_result(json_path, result)
     llm.close()
 
@@ -380,7 +339,7 @@ def _pressure(
         load = PressureLoad(count, min(count, settings["max_num_seqs"]), num_tokens, pressure)
         runs = [asdict(run) for run in measure_pressure(llm, load)]
         result["runs"].append({"load": asdict(load), "runs": runs})
-        _show(f"{count} prompts at {pressure:g} times the memory", runs)
+        show_runs(f"{count} prompts at {pressure:g} times the memory", runs)
     write_result(json_path, result)
     llm.close()
 
@@ -392,11 +351,3 @@ def _numbers(text: str, param: str) -> list[int]:
         flag = param.replace("_", "-")
         raise InvalidRequest(f"--{flag} is {text!r}: give whole numbers from 1, separated by commas", param)
     return [int(part) for part in parts]
-
-
-def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    """One column a run, one line a figure."""
-    table = Table("", *(f"run {number}" for number in range(1, len(rows) + 1)), title=title)
-    for name in dict.fromkeys(name for row in rows for name in row):
-        table.add_row(name, *(str(row.get(name, "")) for row in rows))
-    console.print(table)

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
+from deploy.console import console
+
 
 def environment() -> dict[str, Any]:
     """Where and when a figure was measured."""
@@ -29,6 +33,14 @@ def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def show_runs(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table with one column a run and one line a figure."""
+    table = Table("", *(f"run {number}" for number in range(1, len(rows) + 1)), title=title)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        table.add_row(name, *(str(row.get(name, "")) for row in rows))
+    console.print(table)
 
 
 def percentile(values: list[float], share: float) -> float:

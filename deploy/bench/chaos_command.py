@@ -1,0 +1,70 @@
+"""``shoal bench chaos``"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deploy.bench.report import environment, show_runs, write_result
+from deploy.console import stage
+from workers.engine.errors import InvalidRequest
+
+
+def chaos(
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=2, help="Copies of the model.")] = 3,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once, every second one sampled.")] = 32,
+    output_len: Annotated[int, typer.Option(min=32, help="Tokens of a stream.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Of the sampled streams; each has a seed.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each fault.")] = 1,
+    faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
+    stall_timeout_s: Annotated[float, typer.Option(help="When a stopped process counts as stuck.")] = 10.0,
+    drain_timeout_s: Annotated[float, typer.Option(help="How long a replica that leaves may go on.")] = 2.0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+) -> None:
+    """Kill, stop, scale and roll out parts of a cluster of its own while streams run; count those that notice."""
+    from deploy.bench.chaos import run_round
+    from deploy.bench.faults import CHANGES, FAULTS, Fault
+    from deploy.bench.streams import StreamPlan
+    from deploy.deployed_cluster import DeployedCluster
+
+    known: dict[str, Fault[DeployedCluster]] = {}
+    known.update((fault.name, fault) for fault in FAULTS)
+    known.update((fault.name, fault) for fault in CHANGES)
+    names = list(known) if faults == "all" else faults.split(",")
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"--faults has {name!r}: it must be of {', '.join(known)}", "faults")
+    plan = StreamPlan(streams, output_len, temperature)
+    engine = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "stall_timeout_s": stall_timeout_s,
+        "drain_timeout_s": drain_timeout_s,
+        "cpu_threads": max(1, (os.cpu_count() or 1) // (replicas * tensor_parallel_size)),
+    }
+    settings = {"replicas": replicas, "ingresses": 2, "engine": engine, "plan": asdict(plan)}
+    result: dict[str, Any] = {
+        "bench": "chaos",
+        "environment": environment(),
+        "settings": settings,
+        "runs": [],
+    }
+    with stage("Cluster"):
+        cluster = DeployedCluster(engine, replicas, source=model)
+    try:
+        for name in names:
+            for _ in range(rounds):
+                with stage(name):
+                    result["runs"].append(asdict(asyncio.run(run_round(cluster, known[name], plan))))
+                write_result(json_path, result)  # what is there, should the next round fail
+    finally:
+        cluster.stop()
+    show_runs("chaos", result["runs"])

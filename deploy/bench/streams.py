@@ -1,0 +1,114 @@
+"""Streams to compare with each other: the same requests again and again, and what came of each, by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+WARM_CHUNKS = 8
+"""Chunks after which a stream counts as under way."""
+_WARM_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """The load of each round."""
+
+    num_streams: int
+    output_len: int
+    temperature: float
+    """Of every second stream; the others are greedy."""
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """What one stream brought."""
+
+    text: str = ""
+    arrivals_s: list[float] = field(default_factory=list)
+    is_done: bool = False
+    has_ended: bool = False
+    num_moves: int = 0
+    """Times that it went on at another replica."""
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Between two chunks."""
+        times = self.arrivals_s
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+async def run_streams(
+    client: httpx.AsyncClient,
+    url: str,
+    model: str,
+    plan: StreamPlan,
+    on_warm: Callable[[list[StreamRecord]], Awaitable[None]] | None = None,
+) -> list[StreamRecord]:
+    """All streams of the plan at once; ``on_warm`` runs beside them once each is under way."""
+    records = [StreamRecord() for _ in range(plan.num_streams)]
+    warm = asyncio.Event()
+
+    def on_chunk() -> None:
+        if all(len(one.arrivals_s) >= WARM_CHUNKS for one in records):
+            warm.set()
+
+    streams = [
+        asyncio.create_task(_run_stream(client, url, _body(model, plan, number), record, on_chunk))
+        for number, record in enumerate(records)
+    ]
+    if on_warm is not None:
+        await asyncio.wait_for(warm.wait(), _WARM_TIMEOUT_S)
+        await on_warm(records)
+    await asyncio.gather(*streams)
+    return records
+
+
+def _body(model: str, plan: StreamPlan, number: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": f"Story number {number}. Once upon a time there was a",
+        "max_tokens": plan.output_len,
+        "temperature": plan.temperature if number % 2 else 0.0,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+
+async def _run_stream(
+    client: httpx.AsyncClient,
+    url: str,
+    body: dict[str, Any],
+    record: StreamRecord,
+    on_chunk: Callable[[], None],
+) -> None:
+    headers = {"X-Shoal-Explain": "1"}
+    try:
+        async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    record.is_done = answer.status_code == 200
+                elif line.startswith("data: {"):
+                    _take(orjson.loads(line[len("data: ") :]), record)
+                    on_chunk()
+    except httpx.HTTPError:
+        return  # it has not ended properly, which is what is counted
+    finally:
+        record.has_ended = True
+
+
+def _take(event: dict[str, Any], record: StreamRecord) -> None:
+    told = event.get("shoal")
+    if told is not None:
+        record.num_moves = sum(choice["num_migrations"] for choice in told["choices"])
+        return
+    record.text += "".join(choice["text"] for choice in event.get("choices") or [])
+    record.arrivals_s.append(time.monotonic())
