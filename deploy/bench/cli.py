@@ -244,9 +244,13 @@ def tensor_parallel(
 def kernels(
     model: ModelOption = None,
     json_path: JsonOption = None,
+    plot_path: Annotated[Path | None, typer.Option("--plot", help="Draw the shares here, as SVG.")] = None,
 ) -> None:
     """Each kernel at a model's shapes against the time that its bytes or operations must take; needs a GPU."""
+    import torch
+
     from deploy.bench.kernels import measure_ceilings, measure_kernels
+    from deploy.bench.plot import write_shares
     from deploy.settings import make_settings
     from workers.checkpoint.model_config import read_model_config
     from workers.checkpoint.source import resolve_model
@@ -261,6 +265,8 @@ def kernels(
         table.add_row(*(str(value) for value in row.values()))
     console.print(table)
     write_result(json_path, result)
+    if plot_path is not None:
+        write_shares(plot_path, f"{torch.cuda.get_device_name()}: {result['ceilings']}", result["kernels"])
 
 
 @app.command()

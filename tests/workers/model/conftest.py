@@ -53,6 +53,13 @@ def goldens() -> list[dict[str, list[int]]]:
 
 
 @pytest.fixture(scope="session")
+def all_goldens(goldens) -> list[dict[str, list[int]]]:
+    """The same with more prompts, for devices faster than a CPU."""
+    path = GOLDENS_PATH.with_stem(GOLDENS_PATH.stem + "_more")
+    return goldens + json.loads(path.read_text(encoding="utf-8"))["cases"]
+
+
+@pytest.fixture(scope="session")
 def demo_rank(demo_model: ModelFiles) -> Rank:
     """The demo model on one thread."""
     rank = Rank(RankConfig(files=demo_model, max_model_len=1024, num_threads=1))

@@ -24,8 +24,7 @@ CONFIG = ModelConfig(
     "llama", 1024, 2816, 4, 16, 4, head_dim=64, vocab_size=32_000, max_position_embeddings=4096
 )
 UTILIZATION = 0.3
-ROUNDING_BYTES = 64 << 20
-"""CUDA hands out memory in pieces of 2 MiB, for graphs and kernels too."""
+MOST_UNUSED_BYTES = 512 << 20
 
 
 def load_rank(**fields: object) -> Rank:
@@ -66,7 +65,6 @@ def mixed_requests() -> list[EngineRequest]:
 
 
 def test_the_pool_takes_what_is_left_and_serving_takes_nothing_more() -> None:
-    before = used_bytes(torch.device("cuda"))
     rank = load_rank()
     counts = rank.block_counts()
     rank.allocate(counts.device)
@@ -92,11 +90,8 @@ def test_the_pool_takes_what_is_left_and_serving_takes_nothing_more() -> None:
     names = ("num_device_alloc", "reserved_bytes.small_pool.current", "reserved_bytes.large_pool.current")
     assert [stats[name] for name in names] == [before_serving[name] for name in names]
     used = used_bytes(torch.device("cuda"))
-    print(
-        f"account {counts}, limit {limit / 2**30:.3f} GiB, used {used / 2**30:.3f}, before {before / 2**30:.3f}"
-    )
-    print(f"kv waste mean {sum(waste) / len(waste):.4f}")
-    assert limit - 8 * ROUNDING_BYTES < used < limit + ROUNDING_BYTES
+    assert sum(waste) / len(waste) < 0.04
+    assert limit - MOST_UNUSED_BYTES < used <= limit
 
 
 def test_too_little_memory_for_the_longest_request_names_what_would_do() -> None:

@@ -77,24 +77,25 @@ def test_sampled_tokens_equal_the_cpus(make_rank, plan_driver, family: str, enfo
     assert on_gpu == on_cpu
 
 
-def test_goldens_in_float32(make_rank, demo_model: ModelFiles, goldens, plan_driver) -> None:
-    rank = make_rank(num_blocks=400, files=demo_model, max_model_len=256, device="cuda", dtype="float32")
+def test_goldens_in_float32(make_rank, demo_model: ModelFiles, all_goldens, plan_driver) -> None:
+    rank = make_rank(num_blocks=1200, files=demo_model, max_model_len=512, device="cuda", dtype="float32")
 
-    outputs, _ = plan_driver.PlanDriver(rank, 400).generate(
-        [c["prompt_token_ids"] for c in goldens], 64, is_ahead=True
+    outputs, _ = plan_driver.PlanDriver(rank, 1200).generate(
+        [c["prompt_token_ids"] for c in all_goldens], 64, is_ahead=True
     )
 
-    assert outputs == [case["output_token_ids"] for case in goldens]
+    assert len(outputs) > 20
+    assert outputs == [case["output_token_ids"] for case in all_goldens]
 
 
 def test_bfloat16_departs_only_where_the_choice_is_close(
-    make_rank, demo_model: ModelFiles, goldens, plan_driver
+    make_rank, demo_model: ModelFiles, all_goldens, plan_driver
 ) -> None:
-    rank = make_rank(num_blocks=400, files=demo_model, max_model_len=256, device="cuda")
+    rank = make_rank(num_blocks=1200, files=demo_model, max_model_len=512, device="cuda")
 
-    outputs, _ = plan_driver.PlanDriver(rank, 400).generate([c["prompt_token_ids"] for c in goldens], 64)
+    outputs, _ = plan_driver.PlanDriver(rank, 1200).generate([c["prompt_token_ids"] for c in all_goldens], 64)
 
-    for case, tokens in zip(goldens, outputs, strict=True):
+    for case, tokens in zip(all_goldens, outputs, strict=True):
         pairs = zip(tokens, case["output_token_ids"], case["margins"], strict=True)
         first_margin = next((margin for got, want, margin in pairs if got != want), 0.0)
         # bfloat16 keeps 8 bits: logits near 20 carry errors of some tenths.
