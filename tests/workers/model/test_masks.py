@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from workers.checkpoint.model_config import ModelConfig
 from workers.engine.config import EngineConfig
+from workers.engine.constraint import Matcher
 from workers.engine.engine import Engine
 from workers.engine.plan import TokenMask
 from workers.engine.request import ChoiceParams, EngineRequest
@@ -47,6 +49,9 @@ class EveryOther:
 
     def __init__(self) -> None:
         self.num_taken = 0
+
+    def prepare(self, others: Sequence[Matcher]) -> None:
+        pass
 
     def mask(self) -> bytes:
         return bits(*range(self.num_taken % 2, VOCAB, 2))
