@@ -88,7 +88,9 @@ class EngineReplica:
         """Apply the oldest step's result and launch what follows."""
         step = self._steps.popleft()
         plan = step.plan
-        result = StepResult(plan.step_id, [0] * sum(plan.samples), elapsed_s=step.end_s - step.start_s)
+        result = StepResult(
+            plan.step_id, [0] * len(plan.sampled_positions), elapsed_s=step.end_s - step.start_s
+        )
         outputs = self.engine.apply(result, step.end_s)
         self._launch(step.end_s)
         return Report(

@@ -107,7 +107,10 @@ class Draft:
         source = self._sources.get(_ending(request))
         if source is None or source.token_ids != request.token_ids:
             return None
-        return source if source.request.hash_root == request.request.hash_root else None
+        # Hashes are what a replayed trace tells prompts apart by: it has no tokens.
+        given, theirs = request.request.block_hashes, source.request.block_hashes
+        is_same = given == theirs or not (given and theirs)
+        return source if is_same and source.request.hash_root == request.request.hash_root else None
 
     def finish(
         self,
