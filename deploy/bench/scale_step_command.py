@@ -31,7 +31,7 @@ def scale_step(
         *("--replicas", "1", "--min-replicas", "1", "--max-replicas", str(max_replicas)),
         *("--downscale-delay-s", "10"),
     ]
-    plan = StepPlan(low, high, step_s=15.0, back_s=60.0, end_s=110.0)
+    plan = StepPlan(low, high, step_s=10.0, back_s=40.0, end_s=75.0)
     cluster = ServedCluster(*flags)
     try:
         with stage("Cluster"):
@@ -39,14 +39,13 @@ def scale_step(
         request = LoadPlan(f"{cluster.url}/v1", cluster.model, 0, 0, input_len=32, output_len=100)
         with stage(f"{low:g} requests/s, {high:g} from {plan.step_s:g} to {plan.back_s:g} s"):
             found = asyncio.run(run_step(cluster, request, plan))
+        result: dict[str, Any] = {"bench": "scale-step", "environment": environment(), "flags": flags}
+        write_result(json_path, {**result, "plan": asdict(plan), **asdict(found)})
     finally:
         cluster.stop()
-    result: dict[str, Any] = {"bench": "scale-step", "environment": environment(), "flags": flags}
-    result |= {"plan": asdict(plan), **asdict(found)}
     console.print_json(
         data={name: value for name, value in asdict(found).items() if not isinstance(value, list)}
     )
-    write_result(json_path, result)
     if svg_path is not None:
         tens = [(at_s, count / 10) for at_s, count in found.requests]
         chart = make_chart("A step in load", {"replicas": found.replicas, "tens of requests": tens})

@@ -40,8 +40,8 @@ def soak(
         plan = LoadPlan(f"{cluster.url}/v1", cluster.model, streams, 0, input_len, output_len)
         with stage(f"{streams} streams for {duration_s:g} s"):
             found = asdict(asyncio.run(run_soak(cluster, plan, duration_s)))
+        result: dict[str, Any] = {"bench": "soak", "environment": environment(), "flags": flags, **found}
+        write_result(json_path, result)
     finally:
         cluster.stop()
-    result: dict[str, Any] = {"bench": "soak", "environment": environment(), "flags": flags, **found}
     console.print_json(data=result)
-    write_result(json_path, result)

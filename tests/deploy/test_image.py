@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.runtime import find_free_ports
@@ -144,5 +146,10 @@ def test_the_cpu_image_serves_as_an_ordinary_user(
         while wrong and served.poll() is None:
             wrong = complaint(url, ["demo"], None) or ""
         assert not wrong, wrong
+        for process in psutil.Process(served.pid).children(recursive=True):
+            if process.cmdline()[1:3] == ["/opt/shoal/bin/shoal", "serve"]:
+                process.send_signal(signal.SIGINT)  # Ctrl-C
+        assert served.wait(60) == 0
     finally:
-        served.wait(260)  # the time-out inside ends it as Ctrl-C does
+        if served.poll() is None:
+            served.wait(260)  # the time-out inside ends it
