@@ -33,28 +33,20 @@ def generate(run_ranks) -> Generate:
     return lambda spec, tp_size: run_ranks("plan_driver.py", json.dumps(spec), tp_size=tp_size)
 
 
-def test_two_ranks_give_the_golden_tokens(generate: Generate, demo_model: ModelFiles, goldens) -> None:
-    cases = goldens[:8]
-    prompts = [case["prompt_token_ids"] for case in cases]
-
-    by_rank = generate({"model": str(demo_model.path), "prompts": prompts, "num_tokens": 32}, 2)
-
-    assert by_rank == [[case["output_token_ids"][:32] for case in cases]] * 2
-
-
-def test_sums_under_way_while_other_tokens_are_computed_change_nothing(
+def test_two_ranks_give_the_golden_tokens_with_sums_under_way(
     generate: Generate, demo_model: ModelFiles, goldens
 ) -> None:
-    cases = goldens[:3]
+    cases = goldens[:8]
     spec = {
         "model": str(demo_model.path),
         "prompts": [case["prompt_token_ids"] for case in cases],
-        "num_tokens": 4,
+        "num_tokens": 32,
+        "overlapped_tokens": 16,  # the prompts, and no decode step
     }
 
-    by_rank = generate(spec | {"overlapped_tokens": 8}, 2)
+    by_rank = generate(spec, 2)
 
-    assert by_rank == [[case["output_token_ids"][:4] for case in cases]] * 2
+    assert by_rank == [[case["output_token_ids"][:32] for case in cases]] * 2
 
 
 @pytest.mark.parametrize(
