@@ -12,6 +12,8 @@ import pytest
 from workers.checkpoint.model_config import Experts, ModelConfig
 from workers.checkpoint.source import ModelFiles
 
+pytestmark = pytest.mark.timeout(400)
+
 TINY = {
     "architecture": "qwen2",
     "hidden_size": 48,
@@ -30,7 +32,7 @@ Generate = Callable[[dict[str, object], int], list[list[list[int]]]]
 @pytest.fixture
 def generate(run_ranks) -> Generate:
     """Run one process a rank on the same plans; what each says was generated."""
-    return lambda spec, tp_size: run_ranks("plan_driver.py", json.dumps(spec), tp_size=tp_size)
+    return lambda spec, tp_size: run_ranks("plan_driver.py", json.dumps(spec), tp_size=tp_size, limit_s=180)
 
 
 def test_two_ranks_give_the_golden_tokens_with_sums_under_way(
