@@ -12,6 +12,7 @@ from pathlib import Path
 from deploy.settings import ServeSettings
 from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.quantization import choose_quantization
 from workers.checkpoint.source import DEMO_MODEL, ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.errors import InvalidRequest, UnknownModel
@@ -30,6 +31,7 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     if settings.scripted:
         return
     _check_ranks(settings, files, model)
+    choose_quantization(model.quantization, settings.quantization)
     _check_weights(settings, files)
     _check_devices(settings)
     _check_kv_memory(settings, model)

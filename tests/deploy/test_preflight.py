@@ -60,6 +60,8 @@ def test_what_fits_passes(folder: Path) -> None:
             "holds 64 tokens.*7 blocks",
         ),
         ({"dtype": "float16"}, "dtype", "float32"),
+        ({"quantization": "int3"}, "quantization", "'int3' is unknown; awq"),
+        ({"quantization": "awq"}, "quantization", "the checkpoint is not quantized"),
     ],
     ids=lambda value: str(value)[:40],
 )
