@@ -84,6 +84,8 @@ def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quan
         names = {stored.format, *_aliases(stored)}
         if wanted in names:
             return stored
+        if stored.format == "gguf" and wanted in ONLINE:
+            return _online(wanted)
         raise UserError(
             f"quantization {wanted!r} was asked for, but the checkpoint is {stored.format}: leave it out",
             "quantization",
@@ -94,6 +96,11 @@ def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quan
             f"while loading it can be quantized to {', '.join(ONLINE)}",
             "quantization",
         )
+    return _online(wanted)
+
+
+def _online(wanted: str) -> Quantization:
+    """To quantize at load: full weights, or a GGUF file's read back in full."""
     if wanted == "int4":
         return Quantization("int4", is_online=True, bits=4, group_size=INT4_GROUP)
     return Quantization(wanted, is_online=True)

@@ -29,8 +29,8 @@ class Decoder(Protocol):
         """Projections that can be packed and timed."""
         ...
 
-    def pack(self) -> None:
-        """Lay out the linear weights for this CPU."""
+    def pack(self, is_narrow: bool = False) -> None:
+        """Lay out the linear weights for this CPU; see ``LinearLayer.pack``."""
         ...
 
     def attend_all(self, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,8 +43,11 @@ class LinearLayer(Protocol):
         """Return [num_tokens, out] for ``x`` [num_tokens, in]."""
         ...
 
-    def pack(self) -> None:
-        """Take the layout that a CPU multiplies fastest; results differ by rounding only."""
+    def pack(self, is_narrow: bool = False) -> None:
+        """Take the layout that a CPU multiplies fastest; results differ by rounding only.
+
+        ``is_narrow``: weights of 8 or 4 bits stay so, and activations are rounded to 8 bits by groups of columns.
+        """
         ...
 
     @property
@@ -107,7 +110,7 @@ class Linear:
     def keep_copy(self) -> None:
         """See ``LinearLayer``."""
 
-    def pack(self) -> None:
+    def pack(self, is_narrow: bool = False) -> None:
         """Exchange the weight for oneDNN's blocked copy where there is oneDNN; results differ by rounding only.
 
         Plain float32 products of 2 to 16 rows cost up to four times as much as packed ones on CPUs.

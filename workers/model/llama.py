@@ -14,6 +14,7 @@ from workers.checkpoint.quantization import Quantization
 from workers.model.kv_pool import KVLayout
 from workers.model.linear import Activations, LinearLayer, normed_for
 from workers.model.mlp import Mlp
+from workers.model.quantized.linears import narrow_head
 from workers.model.rope import rope_table
 from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
@@ -81,10 +82,12 @@ class LlamaDecoder:
         has_bias = config.has_out_bias or config.has_mlp_bias
         return is_plain and not has_bias and all(linear.fuses_one_row for linear in self.linears())
 
-    def pack(self) -> None:
-        """Lay out the linear weights for this CPU."""
+    def pack(self, is_narrow: bool = False) -> None:
+        """Lay out the linear weights for this CPU; see ``LinearLayer.pack``. The head becomes narrow as well then."""
+        if is_narrow and self.dtype == torch.float32:
+            self.head = narrow_head(self.head)
         for linear in self.linears():
-            linear.pack()
+            linear.pack(is_narrow)
 
     def keep_copies(self, most_bytes: int) -> None:
         """Keep coded weights in full as well, if that takes no more memory: many tokens are multiplied faster then."""

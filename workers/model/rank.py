@@ -108,7 +108,7 @@ class Rank:
         self._group.prepare(self.model_config.hidden_size, self.dtype)
         self._decoder = self._load_decoder(self._group, progress)
         if config.pack_weights:
-            self._decoder.pack()
+            self._decoder.pack(is_narrow=self._quantization is not None and self._quantization.is_online)
         self._layout = self._decoder.kv_layout(config.block_size, self.kv_dtype)
 
     def _load_decoder(self, group: TensorParallelGroup, progress: Callable[[float], None]) -> Decoder:

@@ -113,10 +113,10 @@ class TransformersDecoder:
         """Projections within layers."""
         return self._linears
 
-    def pack(self) -> None:
-        """Lay out the linear weights for this CPU."""
+    def pack(self, is_narrow: bool = False) -> None:
+        """Lay out the linear weights for this CPU; see ``LinearLayer.pack``."""
         for linear in self._linears:
-            linear.pack()
+            linear.pack(is_narrow)
 
     def attend_all(self, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Run all layers; return final hidden states, twice: nothing is left for ``hidden`` to do but to pick."""

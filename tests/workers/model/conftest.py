@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from workers.checkpoint.source import ModelFiles
+from workers.engine.plan import NewRow, StepPlan
+from workers.engine.request import ChoiceParams
 from workers.model import cuda_rank
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
@@ -93,3 +95,43 @@ def make_rank() -> Callable[..., Rank]:
 def one_thread() -> None:
     """Leave the machine's other cores to others."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def ragged_logprobs() -> Callable[[Rank, list[list[int]], int], list[torch.Tensor]]:
+    """Compute prompts side by side, so many tokens of each a step; give what follows each."""
+    return _ragged_logprobs
+
+
+def _ragged_logprobs(rank: Rank, prompts: list[list[int]], chunk: int) -> list[torch.Tensor]:
+    """Next token's log-probabilities of all prompts, computed side by side, ``chunk`` tokens a step."""
+    vocab = rank.model_config.vocab_size
+    params = ChoiceParams(max_tokens=1, temperature=0.0, num_logprobs=vocab)
+    rows = [NewRow(i, ids, len(ids), params) for i, ids in enumerate(prompts)]
+    blocks = [list(range(8 * i, 8 * i + -(-len(ids) // 16))) for i, ids in enumerate(prompts)]
+    done, found = [0] * len(prompts), [torch.empty(vocab) for _ in prompts]
+    step = 0
+    while any(start < len(ids) for start, ids in zip(done, prompts, strict=True)):
+        left = {i: min(chunk, len(ids) - done[i]) for i, ids in enumerate(prompts) if done[i] < len(ids)}
+        order = sorted(left, key=lambda i: left[i])  # rows of one token come first
+        samples = [done[i] + left[i] == len(prompts[i]) for i in order]
+        tables = [blocks[i] if step == 0 else [] for i in order]
+        rank.launch(
+            StepPlan(
+                step,
+                rows if step == 0 else [],
+                order,
+                [done[i] for i in order],
+                [left[i] for i in order],
+                samples,
+                tables,
+            )
+        )
+        told = iter(rank.collect().logprobs or [])
+        for i, sampled in zip(order, samples, strict=True):
+            done[i] += left[i]
+            if sampled:
+                one = next(told)
+                found[i][one.top_token_ids] = torch.tensor(one.top_logprobs)
+        step += 1
+    return found

@@ -122,16 +122,11 @@ def save_model(folder: Path, config_name: str, fields: dict, shard_bytes: str = 
     return model
 
 
-def next_logprobs(rank: Rank, token_ids: list[int], num_before: int = 0) -> torch.Tensor:
-    """Log-probabilities of the next token over the whole vocabulary, computed in one or two steps."""
+def next_logprobs(rank: Rank, token_ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of the next token over the whole vocabulary."""
     params = ChoiceParams(max_tokens=1, temperature=0.0, num_logprobs=VOCAB)
     row, blocks = NewRow(0, token_ids, len(token_ids), params), list(range(-(-len(token_ids) // 16)))
-    if num_before:
-        rank.launch(StepPlan(0, [row], [0], [0], [num_before], [False], [blocks]))
-        rank.launch(StepPlan(1, [], [0], [num_before], [len(token_ids) - num_before], [True], [[]]))
-        rank.collect()
-    else:
-        rank.launch(StepPlan(0, [row], [0], [0], [len(token_ids)], [True], [blocks]))
+    rank.launch(StepPlan(0, [row], [0], [0], [len(token_ids)], [True], [blocks]))
     (found,) = rank.collect().logprobs
     ordered = torch.empty(VOCAB)
     ordered[found.top_token_ids] = torch.tensor(found.top_logprobs)
@@ -139,17 +134,22 @@ def next_logprobs(rank: Rank, token_ids: list[int], num_before: int = 0) -> torc
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_transformers_computes(family: str, make_rank, tmp_path: Path) -> None:
+def test_a_family_computes_what_transformers_computes(
+    family: str, make_rank, ragged_logprobs, tmp_path: Path
+) -> None:
     model = save_model(tmp_path, *FAMILIES[family])
     rank = make_rank(files=ModelFiles(tmp_path, family))
-    token_ids = torch.randint(0, VOCAB, (100,)).tolist()
+    # transformers chooses longrope's factors by a sequence's length, Shoal by the longest it serves.
+    lengths = (100, 70, 81) if family == "phi4 mini" else (100, 1, 34, 63)
+    prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in lengths]
 
     with torch.inference_mode():
-        want = model(torch.tensor([token_ids])).logits[0, -1].log_softmax(-1)
+        wanted = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts]
 
-    for num_before in (0, 50, 99):
-        got = next_logprobs(rank, token_ids, num_before)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    # Whole prompts beside each other; then chunks over cached ones, decodes among them.
+    for chunk in (100, 33):
+        for got, want in zip(ragged_logprobs(rank, prompts, chunk), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_in_several_files_are_found(make_rank, tmp_path: Path) -> None:

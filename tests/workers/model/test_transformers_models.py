@@ -10,8 +10,6 @@ import torch
 
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UserError
-from workers.engine.plan import NewRow, StepPlan
-from workers.engine.request import ChoiceParams
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
 
@@ -53,42 +51,9 @@ def save(folder: Path, config_name: str, fields: dict) -> torch.nn.Module:
     return model
 
 
-def ragged_logprobs(rank: Rank, prompts: list[list[int]], chunk: int) -> list[torch.Tensor]:
-    """Next token's log-probabilities of all prompts, computed side by side, ``chunk`` tokens a step."""
-    params = ChoiceParams(max_tokens=1, temperature=0.0, num_logprobs=VOCAB)
-    rows = [NewRow(i, ids, len(ids), params) for i, ids in enumerate(prompts)]
-    blocks = [list(range(8 * i, 8 * i + -(-len(ids) // 16))) for i, ids in enumerate(prompts)]
-    done, found = [0] * len(prompts), [torch.empty(VOCAB) for _ in prompts]
-    step = 0
-    while any(start < len(ids) for start, ids in zip(done, prompts, strict=True)):
-        left = {i: min(chunk, len(ids) - done[i]) for i, ids in enumerate(prompts) if done[i] < len(ids)}
-        order = sorted(left, key=lambda i: left[i])  # rows of one token come first
-        samples = [done[i] + left[i] == len(prompts[i]) for i in order]
-        tables = [blocks[i] if step == 0 else [] for i in order]
-        rank.launch(
-            StepPlan(
-                step,
-                rows if step == 0 else [],
-                order,
-                [done[i] for i in order],
-                [left[i] for i in order],
-                samples,
-                tables,
-            )
-        )
-        told = iter(rank.collect().logprobs or [])
-        for i, sampled in zip(order, samples, strict=True):
-            done[i] += left[i]
-            if sampled:
-                one = next(told)
-                found[i][one.top_token_ids] = torch.tensor(one.top_logprobs)
-        step += 1
-    return found
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_without_native_layers_computes_what_transformers_computes(
-    family: str, make_rank, tmp_path: Path
+    family: str, make_rank, ragged_logprobs, tmp_path: Path
 ) -> None:
     model = save(tmp_path, *FAMILIES[family])
     rank = make_rank(files=ModelFiles(tmp_path, family))
@@ -102,7 +67,7 @@ def test_a_model_without_native_layers_computes_what_transformers_computes(
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_the_implementation_can_be_asked_for(make_rank, tmp_path: Path) -> None:
+def test_the_implementation_can_be_asked_for(make_rank, ragged_logprobs, tmp_path: Path) -> None:
     save(tmp_path, "LlamaConfig", {})
     prompts = [[5, 6, 7], [9] * 40]
 

@@ -9,10 +9,18 @@ from torch import Tensor
 
 from kernels.coded_linear import coded_linear, unpack
 from kernels.codes import can_pack, pack_codes
+from kernels.narrow_linear import (
+    GROUP_8BIT,
+    NarrowWeight,
+    can_be_narrow,
+    narrow_linear,
+    pack_4bit,
+    pack_8bit,
+)
 from kernels.nibble_linear import MAX_TOKENS, can_multiply, has_float8, nibble_linear
 from kernels.outliers import SparseRows, add_sparse, sparse_rows
 from kernels.scaled_linear import scaled_linear
-from kernels.scaled_rows import FLOAT8, RowFormat, ScaledRows, quantize_rows
+from kernels.scaled_rows import FLOAT8, RowFormat, ScaledRows, quantize_rows, quantize_rows_ref
 from workers.model.linear import Activations, Linear, LinearLayer
 from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, ScaledWeight, StoredWeight, join
 
@@ -53,6 +61,14 @@ def _make_one(
         return ScaledLinear(weight, bias, device, dtype)
     values = weight.values if isinstance(weight, DenseWeight) else weight.dequantize()
     return Linear(values.to(device, dtype).contiguous(), bias)
+
+
+def narrow_head(head: LinearLayer) -> LinearLayer:
+    """The projection to logits with rows of 8 bits: on a CPU it is read at every step, and is large."""
+    if not isinstance(head, Linear) or head.in_features % GROUP_8BIT:
+        return head
+    values, scales = quantize_rows_ref(head.weight, torch.int8)
+    return ScaledLinear(ScaledWeight(values, scales), head.bias, head.weight.device, head.weight.dtype)
 
 
 class _Unfused:
@@ -105,17 +121,23 @@ class CodedLinear(_Unfused):
         if has_float8(device) and can_multiply(self._packed) and weight.outliers is None:
             self._form = RowFormat(FLOAT8, sum_group=self._packed.group)
         self._dense: Linear | None = None
+        self._narrow: NarrowWeight | None = None
         self._sparse: SparseRows | None = None
         if weight.outliers is not None:
             outliers = weight.outliers
             self._sparse = sparse_rows(outliers.rows, outliers.columns, outliers.values, self.out_features)
 
-    def pack(self) -> None:
-        """On a CPU: unpack once, since products of plain numbers are the fastest that it has."""
-        if self._stored is not None:
+    def pack(self, is_narrow: bool = False) -> None:
+        """On a CPU: unpack once, since products of plain numbers are as exact as the codes; or stay narrow."""
+        if self._stored is None:
+            return
+        codes = self._stored.codes
+        if is_narrow and self._order is None and self._sparse is None and can_be_narrow(codes):
+            self._narrow = pack_4bit(codes)
+        else:
             self._dense = Linear(self._stored.dequantize().to(self._dtype), self.bias)
             self._dense.pack()
-            self._stored = None
+        self._stored = None
 
     @property
     def copy_bytes(self) -> int:
@@ -137,6 +159,8 @@ class CodedLinear(_Unfused):
             return nibble_linear(x, self._packed, self.bias, self._dtype)
         if self._dense is not None:
             return self._dense(x)
+        if self._narrow is not None:
+            return narrow_linear(x, self._narrow, self.bias)
         ordered = (x if self._order is None else x.index_select(1, self._order)).contiguous()
         if self._copy is not None and x.shape[0] > self._most_coded:
             out = torch.nn.functional.linear(ordered, self._copy, self.bias)
@@ -163,20 +187,29 @@ class ScaledLinear(_Unfused):
         self._values = weight.values.to(device).contiguous()
         self._scales = weight.scales.to(device, torch.float32).contiguous()
         self._dense: Linear | None = None
+        self._narrow: NarrowWeight | None = None
 
     def row_format(self, num_tokens: int) -> RowFormat | None:
         """See ``LinearLayer``."""
-        return self._form
+        return self._form if self._narrow is None else None
 
-    def pack(self) -> None:
-        """On a CPU: widen the weight once; activations are rounded as ever."""
-        if self._values.device.type == "cpu" and self._dense is None:
+    def pack(self, is_narrow: bool = False) -> None:
+        """On a CPU: widen the weight once, activations being rounded as ever; or stay narrow, if of integers."""
+        if self._values.device.type != "cpu" or self._dense is not None or self._narrow is not None:
+            return
+        is_whole = self._values.dtype == torch.int8 and self.in_features % GROUP_8BIT == 0
+        if is_narrow and is_whole and self._dtype == torch.float32:
+            self._narrow = pack_8bit(self._values, self._scales)
+        else:
             weight = self._values.float() * self._scales[:, None]
             self._dense = Linear(weight.to(self._dtype), self.bias)
             self._dense.pack()
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
+        if self._narrow is not None:
+            assert isinstance(x, Tensor), "row_format is None"
+            return narrow_linear(x, self._narrow, self.bias)
         if isinstance(x, Tensor):
             x = quantize_rows(x.contiguous(), self._form)
         if self._dense is not None:
@@ -204,10 +237,10 @@ class StackedLinear(_Unfused):
         for linear in self._linears:
             linear.keep_copy()
 
-    def pack(self) -> None:
+    def pack(self, is_narrow: bool = False) -> None:
         """See ``LinearLayer``."""
         for linear in self._linears:
-            linear.pack()
+            linear.pack(is_narrow)
 
     def __call__(self, x: Activations) -> Tensor:
         """See ``LinearLayer``."""
