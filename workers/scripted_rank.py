@@ -389,8 +389,9 @@ class ScriptedRank:
         count, end = row.params.num_logprobs, len(row.token_ids)
         if count is None:
             return None
-        token_ids, values = zip(*likeliest(row.digest_at(end - 1), end, count, self._vocab_size), strict=True)
-        return TokenLogprobs(values[0], list(token_ids), list(values))
+        likely = likeliest(row.digest_at(end - 1), end, max(count, 1), self._vocab_size)
+        told = likely[:count]
+        return TokenLogprobs(likely[0][1], [token_id for token_id, _ in told], [one for _, one in told])
 
     def choose(self, row: ScriptedRow, allowed: bytes | None) -> int:
         """The next token of a row, one that the mask allows."""
