@@ -42,7 +42,10 @@ def choose_victim(
 def prefers_swap(
     victim: RequestState, swap: SwapOut, num_copies_ahead: int, cost: CostModel, config: EngineConfig
 ) -> bool:
-    """True if moving the victim's blocks to the host and back takes less time than computing them again.
+    """True if moving the victim's blocks to the host or back takes less time than computing them again.
+
+    The two ways are separate links that work beside the steps, while what is computed again takes time of all: what
+    counts is the way that has more to do, which is back, since what the host has already need not go out.
 
     Args:
         victim: a request about to be preempted.
@@ -53,5 +56,5 @@ def prefers_swap(
     """
     if config.preemption_mode != "auto":
         return config.preemption_mode == "swap"
-    num_copies = num_copies_ahead + swap.num_copies + len(swap.found)
+    num_copies = num_copies_ahead + len(swap.found)
     return cost.copy_s(num_copies) < cost.prefill_s(victim.num_computed)
