@@ -51,6 +51,8 @@ class ReplicaConfig:
     device: str = "auto"
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs."""
+    max_step_growth: float | None = None
+    """See ``EngineConfig``."""
     is_deterministic: bool = False
     """Results are equal bit for bit however they are computed."""
     seed: int = 0

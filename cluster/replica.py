@@ -104,6 +104,7 @@ class Replica:
                 str(config.block_size),
             ),
             run_ahead=config.run_ahead,
+            max_step_growth=config.max_step_growth,
             replays_outputs=config.is_deterministic and config.device == "cuda",
         )
         return engine_config, await self._group.allocate(engine_config)

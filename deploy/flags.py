@@ -33,8 +33,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "stall_timeout_s", "rank_timeout_s", "drain_timeout_s", "record_trace",
     ),
     "Engine": (
-        "scheduling_policy", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "deterministic",
-        "enable_chunked_prefill",        "num_scheduler_steps",
+        "scheduling_policy", "max_num_seqs", "max_num_batched_tokens", "max_step_growth", "enforce_eager",
+        "deterministic", "enable_chunked_prefill", "num_scheduler_steps",
     ),
     "Memory": (
         "gpu_memory_utilization", "kv_cache_gib", "num_gpu_blocks_override", "block_size", "kv_cache_dtype",

@@ -132,6 +132,9 @@ class ServeSettings(BaseSettings):
     """Where ranks compute; auto: on GPUs where there are any."""
     enforce_eager: bool = False
     """On a GPU: launch every step kernel by kernel, without CUDA graphs; a faster start, slower steps."""
+    max_step_growth: float | None = Field(None, gt=0)
+    """How many times longer prompts may make a step in which others get tokens (2: three times in all); None: as
+    --max-num-batched-tokens lets them."""
     deterministic: bool = False
     """Results are equal bit for bit whatever else is computed beside them and however often: slower."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
@@ -334,6 +337,7 @@ class ServeSettings(BaseSettings):
             seed=self.seed,
             enforce_eager=self.enforce_eager,
             is_deterministic=self.deterministic,
+            max_step_growth=self.max_step_growth,
             num_threads=self.cpu_threads or self._thread_share,
             host=self.host if self.ssl_certfile is None else "127.0.0.1",
             stall_timeout_s=self.stall_timeout_s,

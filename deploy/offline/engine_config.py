@@ -25,6 +25,7 @@ def engine_config(
         enable_prefix_caching=settings.enable_prefix_caching,
         eos_token_ids=model_config.eos_token_ids,
         vocab_size=model_config.vocab_size,
+        max_step_growth=settings.max_step_growth,
         replays_outputs=settings.deterministic and settings.device_name == "cuda",
         run_ahead=1 if settings.device_name == "cuda" else 0,
     )

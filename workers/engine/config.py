@@ -20,6 +20,9 @@ class EngineConfig:
     """Rows of the batch."""
     max_num_batched_tokens: int = 1024
     """Token budget of a step."""
+    max_step_growth: float | None = None
+    """By how many times its own duration a step of decoding requests may grow for prompts beside it, by the cost model;
+    None: as ``max_num_batched_tokens`` lets it."""
     enable_prefix_caching: bool = True
     eos_token_ids: tuple[int, ...] = ()
     hash_root: bytes = b"shoal"
@@ -49,6 +52,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.run_ahead < 0 or self.max_preemptions < 0:
             raise ValueError("run_ahead and max_preemptions must not be negative")
+        if self.max_step_growth is not None and self.max_step_growth <= 0:
+            raise ValueError(f"max_step_growth must be above 0, got {self.max_step_growth}")
         if self.num_host_blocks < 0:
             raise ValueError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
         if not 0 <= self.kv_host_fraction <= 1:

@@ -7,6 +7,7 @@ or a measurement (`workers.calibration`) and follow the measured steps (`CostFit
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,15 @@ class CostModel:
         """Predicted time to compute ``num_tokens`` tokens that follow ``num_context_tokens`` computed ones."""
         num_attended = num_tokens * (num_context_tokens + num_tokens / 2)
         return self.per_token_s * num_tokens + self.per_attended_s * num_attended
+
+    def prefill_tokens(self, seconds: float, num_context_tokens: int = 0) -> int:
+        """How many tokens ``prefill_s`` says can be computed in ``seconds``."""
+        token_s = self.per_token_s + self.per_attended_s * num_context_tokens
+        if self.per_attended_s == 0:
+            return int(seconds / token_s)
+        # per_attended_s / 2 * n^2 + token_s * n = seconds
+        root = math.sqrt(token_s**2 + 2 * self.per_attended_s * max(seconds, 0.0))
+        return int((root - token_s) / self.per_attended_s)
 
     def copy_s(self, num_blocks: int) -> float:
         """Predicted time to move ``num_blocks`` blocks one way between the tiers."""

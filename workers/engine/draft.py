@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 
@@ -13,6 +14,10 @@ from workers.engine.request_state import RequestState
 _SHARE_OF_COPIES = 0.1
 """Of a step's time. It is what copying all KV takes that an H200 computes at its fastest (31,000 tokens/s of an 8B
 model at 50 GB/s); what it excludes is a burst that the host has to queue, some 10 us a block, between short steps."""
+
+
+_FEWEST_TOKENS = 16
+"""Of a prompt in a step, however little time there is."""
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Draft:
         "is_starved",
         "new_rows",
         "num_promised_blocks",
+        "prefill_s",
         "prefills",
         "step_id",
     )
@@ -73,6 +79,8 @@ class Draft:
         self.budget = budget
         """Tokens that may still be scheduled."""
         self.cost = cost
+        self.prefill_s = math.inf
+        """Time that prompts may still take."""
         self.new_rows: list[NewRow] = []
         self.decodes = Columns()
         self.prefills = Columns()
@@ -92,10 +100,33 @@ class Draft:
         if self._replays_outputs:
             is_decode = request.num_computed >= request.num_prompt_tokens
         columns = self.decodes if is_decode else self.prefills
+        if not is_decode and self.prefill_s < math.inf:
+            self.prefill_s -= self.cost.prefill_s(num_tokens, request.num_computed)
         columns.put(request, num_tokens, samples, new_block_ids)
         self.budget -= num_tokens
         if samples:
             self._sources[_ending(request)] = request
+
+    def limit_prefills(self, max_growth: float) -> None:
+        """Let prompts take at most so many times what the decoding requests, all scheduled by now, take alone."""
+        columns = self.decodes
+        if columns.rows:
+            self.prefill_s = max_growth * self.cost.step_s(len(columns.rows), 0, sum(columns.starts))
+
+    @property
+    def has_room(self) -> bool:
+        """True while another prompt, or a part of one, may be scheduled."""
+        return self.budget > 0 and self.prefill_s > 0
+
+    def most_tokens(self, request: RequestState) -> int:
+        """Tokens of a request that may be scheduled; of a prompt always a few, so that it gets on."""
+        num_tokens = min(request.num_lag, self.budget)
+        if self.prefill_s < math.inf and num_tokens > _FEWEST_TOKENS:
+            in_time = self.cost.prefill_tokens(self.prefill_s, request.num_computed)
+            num_tokens = min(num_tokens, max(_FEWEST_TOKENS, in_time))
+        if self._replays_outputs:
+            num_tokens = min(num_tokens, max(1, request.num_prompt_tokens - request.num_computed))
+        return num_tokens
 
     def put_fork(self, source: RequestState, request: RequestState, block_ids: list[int]) -> None:
         """Let ``request`` sample from what ``source`` computes."""

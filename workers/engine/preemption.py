@@ -1,4 +1,4 @@
-"""Who gives way when blocks run dry, and whether its blocks go to the host or are computed again."""
+"""Who gives way when blocks run dry, and what is copied to the host and back instead of computed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.engine.kv_cache import SwapOut
+from workers.engine.kv_cache import Prefix, SwapOut
 from workers.engine.request_state import RequestState
 
 
@@ -58,3 +58,20 @@ def prefers_swap(
         return config.preemption_mode == "swap"
     num_copies = num_copies_ahead + len(swap.found)
     return cost.copy_s(num_copies) < cost.prefill_s(victim.num_computed)
+
+
+def worth_loading(
+    request: RequestState, prefix: Prefix, num_copies_ahead: int, cost: CostModel, config: EngineConfig
+) -> Prefix:
+    """The prefix, without its host part where computing that takes less time than copying it.
+
+    What a preempted request left on the host was worth a copy out, and is worth one back.
+    """
+    is_wanted = request.swapped is not None or config.preemption_mode == "swap"
+    if not prefix.host or is_wanted:
+        return prefix
+    num_device_tokens = len(prefix.device) * config.block_size
+    num_host_tokens = prefix.num_tokens - num_device_tokens
+    if cost.copy_s(num_copies_ahead + len(prefix.host)) < cost.prefill_s(num_host_tokens, num_device_tokens):
+        return prefix
+    return Prefix(prefix.device, [], num_device_tokens)

@@ -19,9 +19,9 @@ from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.draft import Draft, LaunchedStep
 from workers.engine.errors import OutOfBlocks
-from workers.engine.kv_cache import KVCache, Prefix, can_fork
+from workers.engine.kv_cache import KVCache, can_fork
 from workers.engine.plan import LateMasks, StepPlan, StepResult
-from workers.engine.preemption import choose_victim, prefers_swap
+from workers.engine.preemption import choose_victim, prefers_swap, worth_loading
 from workers.engine.request_queue import RequestQueue
 from workers.engine.request_state import NO_ROW, RequestState, Status
 from workers.engine.waiting_work import WaitingWork
@@ -108,6 +108,8 @@ class Scheduler:
         if self._config.policy == "priority":
             self._make_way(draft)
         begun = self._schedule_decodes(draft)
+        if self._config.max_step_growth is not None:
+            draft.limit_prefills(self._config.max_step_growth)
         self._schedule_prefills(draft, begun)
         self._spread_beams(draft)
         self._enter_loaded(draft, now_s)
@@ -219,8 +221,8 @@ class Scheduler:
         for request in begun:
             if request.status is not Status.RUNNING or request.awaits_mask:
                 continue
-            if draft.budget:
-                num_tokens = self._num_at_once(request, draft)
+            if draft.has_room:
+                num_tokens = draft.most_tokens(request)
                 new_block_ids = self._grow(request, request.num_computed + num_tokens, draft)
                 if new_block_ids is not None:
                     self._put(draft, request, num_tokens, new_block_ids)
@@ -287,7 +289,7 @@ class Scheduler:
                 if not draft.budget:
                     return
                 self._cache.share(leader, beam, group.num_common_tokens)
-                num_tokens = self._num_at_once(beam, draft)
+                num_tokens = draft.most_tokens(beam)
                 if self._grow(beam, beam.num_computed + num_tokens, draft) is None:
                     self._cache.retire(beam)
                     break
@@ -330,7 +332,7 @@ class Scheduler:
                 self._loading.remove(request)
                 self._cache.drop_swapped(request)
                 self._enter_batch(draft, request, now_s)
-                self._put(draft, request, self._num_at_once(request, draft), request.block_ids.copy())
+                self._put(draft, request, draft.most_tokens(request), request.block_ids.copy())
 
     def _admit(self, draft: Draft, now_s: float) -> None:
         """Give rows to waiting requests in turn, while budget, rows and blocks last.
@@ -345,12 +347,13 @@ class Scheduler:
                 return  # in flight: preempted a step ago, which token it sampled is told by the next result
             if self._fork(draft, request, now_s):
                 continue
-            if not draft.budget:
+            if not draft.has_room:
                 return
             is_alone = not self._running and not self._loading
             num_spare = draft.num_promised_blocks + (0 if is_alone else self._config.num_watermark_blocks)
             is_last_time = request.num_preemptions >= self._config.max_preemptions
-            prefix = self._worth_loading(request, cache.find_prefix(request), draft.cost)
+            found = cache.find_prefix(request)
+            prefix = worth_loading(request, found, cache.host.num_copies, draft.cost, self._config)
             if prefix.host and not cache.can_swap_in(request):
                 return
             num_blocks = (
@@ -375,7 +378,7 @@ class Scheduler:
                 continue
             cache.drop_swapped(request)
             self._enter_batch(draft, request, now_s)
-            num_tokens = self._num_at_once(request, draft)
+            num_tokens = draft.most_tokens(request)
             cache.extend(request, request.num_computed + num_tokens)
             self._put(draft, request, num_tokens, request.block_ids.copy())
             draft.num_promised_blocks += self._num_owed_blocks(request)
@@ -400,21 +403,6 @@ class Scheduler:
         request.num_in_flight += 1
         return True
 
-    def _worth_loading(self, request: RequestState, prefix: Prefix, cost: CostModel) -> Prefix:
-        """The prefix, without its host part where computing that takes less time than copying it.
-
-        What a preempted request left on the host was worth a copy out, and is worth one back.
-        """
-        is_wanted = request.swapped is not None or self._config.preemption_mode == "swap"
-        if not prefix.host or is_wanted:
-            return prefix
-        num_device_tokens = len(prefix.device) * self._config.block_size
-        num_host_tokens = prefix.num_tokens - num_device_tokens
-        num_copies = self._cache.host.num_copies + len(prefix.host)
-        if cost.copy_s(num_copies) < cost.prefill_s(num_host_tokens, num_device_tokens):
-            return prefix
-        return Prefix(prefix.device, [], num_device_tokens)
-
     def _put(self, draft: Draft, request: RequestState, num_tokens: int, new_block_ids: list[int]) -> None:
         """Write one request into the draft."""
         samples = num_tokens == request.num_lag
@@ -424,13 +412,6 @@ class Scheduler:
         if samples:
             request.num_in_flight += 1
         self._cache.register(request)
-
-    def _num_at_once(self, request: RequestState, draft: Draft) -> int:
-        """Tokens of a request that this step may compute."""
-        num_tokens = min(request.num_lag, draft.budget)
-        if self._config.replays_outputs:
-            num_tokens = min(num_tokens, max(1, request.num_prompt_tokens - request.num_computed))
-        return num_tokens
 
     def _num_owed_blocks(self, request: RequestState) -> int:
         """Blocks it lacks for the tokens that it has."""

@@ -87,6 +87,7 @@ configs = st.fixed_dictionaries(
         "copy_lag": st.integers(0, 2),
         "policy": st.sampled_from(["fcfs", "priority", "fair"]),
         "replays_outputs": st.sampled_from([False, False, True]),
+        "max_step_growth": st.sampled_from([None, None, 0.5]),
         "eos_token_ids": st.sampled_from([(), (EOS,), tuple(range(0, 1000, 9))]),
     }
 )
