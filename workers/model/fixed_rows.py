@@ -69,9 +69,9 @@ class FixedRows:
     def keep_copy(self) -> None:
         """See ``LinearLayer``."""
 
-    def pack(self) -> None:
+    def pack(self, is_narrow: bool = False) -> None:
         """See ``LinearLayer``."""
-        self._inner.pack()
+        self._inner.pack(is_narrow)
 
     def normed(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
         """See ``LinearLayer``."""
