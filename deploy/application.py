@@ -80,6 +80,8 @@ def build_ingress_application(
         serve.ingress()(HttpIngress),
         name=INGRESS_DEPLOYMENT,
         num_replicas=num_replicas,
+        # A process that is replaced drains for as long as its longest stream: the next one must not wait for that.
+        max_surge_percent=50,
         ray_actor_options={"num_cpus": num_cpus},
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=5.0,

@@ -26,7 +26,7 @@ class RayHead:
 
     def __init__(self, num_cpus: int = 4, worker_group: str = "workers") -> None:
         self.port, self.dashboard_port, self.metrics_port = find_free_ports(
-            "127.0.0.1", 3, 19000 + os.getpid() % 1000
+            "127.0.0.1", 3, 19000 + os.getpid() * 3 % 3000
         )
         self.token = os.urandom(32).hex()
         self.environment = {
