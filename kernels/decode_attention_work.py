@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import meeting_keys, soft_capped
+from kernels.attention_scores import meeting_keys
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -22,6 +22,7 @@ from kernels.jit import (
     tl,
     triton,
 )
+from kernels.online_softmax import load_tile, take_in
 from kernels.paged_decode_attention import paged_decode_attention_ref
 from kernels.shared_prefix_attention import SharedWork, shared_prefix_attention
 
@@ -269,25 +270,23 @@ def _decode_work_kernel(
         for tile in range(start, end, TILE):
             tokens = tile + tl.arange(0, TILE)
             inside = tokens < end
-            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0)
-            rows = ((blocks.to(tl.int64) * num_layers + layer) * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE
-            place = (rows + tokens % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
-            kv_inside = inside[:, None] & in_head[None, :]
-            keys = tl.load(kv_cache_ptr + place, mask=kv_inside, other=0.0)
-            values = tl.load(
-                kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
+            keys, values = load_tile(
+                kv_cache_ptr,
+                table,
+                tokens,
+                inside,
+                layer,
+                num_layers,
+                kv_head,
+                columns,
+                NUM_KV_HEADS,
+                BLOCK_SIZE,
+                HEAD_DIM,
             )
-            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
-            if SOFT_CAP > 0:
-                scores = soft_capped(scores, SOFT_CAP)
             seen = inside & (tokens >= first_seen) if WINDOW else inside
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - new_highest[:, None])
-            fade = tl.exp2(highest - new_highest)
-            total = total * fade + tl.sum(weights, axis=1)
-            acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
-            highest = new_highest
+            highest, total, acc = take_in(
+                q, keys, values, seen[None, :], scale_log2, highest, total, acc, False, SOFT_CAP
+            )
         if WINDOW:
             # A piece before the window has read nothing: its weight is 2 ** -inf.
             total = tl.maximum(total, 1e-30)

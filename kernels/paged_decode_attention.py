@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import cap_and_mask_ref, meeting_keys, soft_capped
+from kernels.attention_scores import cap_and_mask_ref, meeting_keys
 from kernels.jit import tl, triton
 from kernels.native import HEAD_DIM_STEP, MAX_BLOCK_SIZE, MAX_HEAD_DIM, native_kernels
+from kernels.online_softmax import load_tile, take_in
 
 TILE = 64
 """Tokens that a program reads at once."""
@@ -252,25 +253,23 @@ def _paged_decode_attention_kernel(
     for tile in range(start, end, TILE):
         tokens = tile + tl.arange(0, TILE)
         inside = tokens < end
-        blocks = tl.load(block_tables_ptr + row * table_stride + tokens // BLOCK_SIZE, mask=inside, other=0)
-        rows = ((blocks.to(tl.int64) * num_layers + layer) * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE
-        place = (rows + tokens % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
-        kv_inside = inside[:, None] & in_head[None, :]
-        keys = tl.load(kv_cache_ptr + place, mask=kv_inside, other=0.0)
-        values = tl.load(
-            kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
+        keys, values = load_tile(
+            kv_cache_ptr,
+            block_tables_ptr + row * table_stride,
+            tokens,
+            inside,
+            layer,
+            num_layers,
+            kv_head,
+            columns,
+            NUM_KV_HEADS,
+            BLOCK_SIZE,
+            HEAD_DIM,
         )
-        scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
-        if SOFT_CAP > 0:
-            scores = soft_capped(scores, SOFT_CAP)
         seen = inside & (tokens >= first) if WINDOW else inside
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_highest[:, None])
-        fade = tl.exp2(highest - new_highest)
-        total = total * fade + tl.sum(weights, axis=1)
-        acc = acc * fade[:, None] + tl.dot(weights.to(q.dtype), values.to(q.dtype), input_precision="ieee")
-        highest = new_highest
+        highest, total, acc = take_in(
+            q, keys, values, seen[None, :], scale_log2, highest, total, acc, False, SOFT_CAP
+        )
 
     acc = acc / tl.maximum(total, 1e-30)[:, None]
     if IS_SPLIT:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention_scores import cap_and_mask_ref, meeting_keys, soft_capped
 from kernels.jit import has_pdl, tl, triton
+from kernels.online_softmax import soft_weights
 from kernels.prefill_attention_hopper import QueryTiles, can_attend, prefill_attention_hopper
 
 _LOG2_E = 1.4426950408889634
@@ -354,16 +355,12 @@ def _attend_tile(
             if WINDOW:
                 seen &= tokens[None, :] > positions[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        # Before a query's window nothing is finite.
-        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest) if WINDOW else new_highest
-        weights = tl.exp2(scores - shift[:, None])
+        weights, fade, new_highest = soft_weights(scores, highest, WINDOW > 0)
     else:
         # Scaled inside the exponent: one multiplication and addition in one instruction.
         new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
-        shift = new_highest
-        weights = tl.exp2(scores * scale_log2 - shift[:, None])
-    fade = tl.exp2(highest - shift)
+        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+        fade = tl.exp2(highest - new_highest)
     if IS_MASKED:
         values = tl.load(values_place, mask=inside[:, None] & in_head[None, :], other=0.0)
     elif head_padded == HEAD_DIM:

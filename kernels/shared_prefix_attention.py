@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.attention_scores import meeting_keys, soft_capped
+from kernels.attention_scores import meeting_keys
 from kernels.jit import (
     gdc_launch_dependents,
     gdc_wait,
@@ -20,6 +20,7 @@ from kernels.jit import (
     tl,
     triton,
 )
+from kernels.online_softmax import load_tile, take_in
 
 SHARED_FIELDS = 8
 """int32 fields of a piece: first member, how many, a row of the block tables that holds the prefix, first token, end,
@@ -188,28 +189,25 @@ def _shared_prefix_kernel(
         for tile in range(start, end, TILE):
             tokens = tile + tl.arange(0, TILE)
             inside = tokens < end
-            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0)
-            rows = ((blocks.to(tl.int64) * num_layers + layer) * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE
-            place = (rows + tokens % BLOCK_SIZE)[:, None] * HEAD_DIM + columns[None, :]
-            kv_inside = inside[:, None] & in_head[None, :]
-            keys = tl.load(kv_cache_ptr + place, mask=kv_inside, other=0.0)
-            values = tl.load(
-                kv_cache_ptr + place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=kv_inside, other=0.0
+            keys, values = load_tile(
+                kv_cache_ptr,
+                table,
+                tokens,
+                inside,
+                layer,
+                num_layers,
+                kv_head,
+                columns,
+                NUM_KV_HEADS,
+                BLOCK_SIZE,
+                HEAD_DIM,
             )
-            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * scale_log2
-            if SOFT_CAP > 0:
-                scores = soft_capped(scores, SOFT_CAP)
-            scores = tl.where(inside[None, :], scores, float("-inf"))
+            seen = inside[None, :]
             if WINDOW:
-                scores = tl.where(tokens[None, :] >= first_seen[:, None], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-            # Before a query's window nothing is finite.
-            shift = tl.where(new_highest == float("-inf"), 0.0, new_highest) if WINDOW else new_highest
-            weights = tl.exp2(scores - shift[:, None])
-            fade = tl.exp2(highest - shift)
-            total = total * fade + tl.sum(weights, axis=1)
-            acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
-            highest = new_highest
+                seen = seen & (tokens[None, :] >= first_seen[:, None])
+            highest, total, acc = take_in(
+                q, keys, values, seen, scale_log2, highest, total, acc, WINDOW > 0, SOFT_CAP
+            )
         if WINDOW:
             total = tl.maximum(total, 1e-30)
         slot = tl.load(first_slots_ptr + token, mask=is_query, other=0) + tl.load(item + 5)
