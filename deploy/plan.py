@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.engine.errors import InvalidRequest
+from workers.model.rank_config import COPY_SHARE
 
 GPU_GIB = {
     "B200": 179.0,
@@ -21,6 +22,8 @@ GPU_GIB = {
 _SAMPLER_BYTES = 24
 """A logit during sampling: as ``Rank`` reckons."""
 _DENSE_BYTES = 2
+_CODED = {"awq", "gptq", "squeezellm", "gguf", "int4", "pack-quantized", "nf4", "fp4"}
+"""Formats and kinds whose weights are codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,16 @@ def count_weights(config: ModelConfig, how: Quantization | None) -> Weights:
     return Weights(split, whole)
 
 
+def count_copies(config: ModelConfig, how: Quantization | None) -> int:
+    """Bytes of the linear layers in 16 bits where they are stored as codes, experts apart; else 0."""
+    if how is None or not {how.format, how.kind} & _CODED:
+        return 0
+    hidden, heads = config.hidden_size, config.num_heads + config.num_kv_heads
+    dense = sum(not config.has_experts(layer) for layer in range(config.num_layers))
+    attention = 2 * heads * config.head_dim * hidden
+    return (config.num_layers * attention + dense * 3 * config.intermediate_size * hidden) * _DENSE_BYTES
+
+
 def plan_memory(
     config: ModelConfig,
     how: Quantization | None,
@@ -93,8 +106,12 @@ def plan_memory(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 16384,
     kv_bytes_per_element: int = 2,
+    device_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Reckon one rank's memory; ``gpu_bytes`` is what the engine may take of it."""
+    """Reckon one rank's memory; ``gpu_bytes`` is what the engine may take of it.
+
+    ``device_bytes``, all that the GPU has, decides whether weights of codes are kept in 16 bits as well; None: not.
+    """
     weights = count_weights(config, how)
     size = tensor_parallel_size
     kv_heads = -(-config.num_kv_heads // size)
@@ -103,11 +120,19 @@ def plan_memory(
     step = max_num_batched_tokens * widths * _DENSE_BYTES
     step += max_num_seqs * config.vocab_size * _SAMPLER_BYTES
     rank_weights = -(-weights.split // size) + weights.whole
+    copies = -(-count_copies(config, how) // size)
+    if device_bytes is not None and copies <= device_bytes // COPY_SHARE:
+        rank_weights += copies
     return MemoryPlan(size, rank_weights, per_token, step, gpu_bytes - rank_weights - step, context)
 
 
 def fewest_ranks(
-    config: ModelConfig, how: Quantization | None, gpu_bytes: int, context: int, kv_bytes_per_element: int = 2
+    config: ModelConfig,
+    how: Quantization | None,
+    gpu_bytes: int,
+    context: int,
+    kv_bytes_per_element: int = 2,
+    device_bytes: int | None = None,
 ) -> MemoryPlan:
     """The smallest group, of powers of two, that serves one request of ``context`` tokens.
 
@@ -116,7 +141,15 @@ def fewest_ranks(
     """
     size = 1
     while size <= config.num_heads:
-        plan = plan_memory(config, how, gpu_bytes, context, size, kv_bytes_per_element=kv_bytes_per_element)
+        plan = plan_memory(
+            config,
+            how,
+            gpu_bytes,
+            context,
+            size,
+            kv_bytes_per_element=kv_bytes_per_element,
+            device_bytes=device_bytes,
+        )
         if plan.max_requests >= 1:
             return plan
         size *= 2

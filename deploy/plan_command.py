@@ -35,15 +35,22 @@ def plan(
     files = resolve_model(settings.model, settings.source)
     config = read_model_config(files)
     how = choose_quantization(config.quantization, settings.quantization)
-    usable = int(_gib(gpu) * gpu_memory_utilization * 2**30)
+    device_bytes = int(_gib(gpu) * 2**30)
+    usable = int(device_bytes * gpu_memory_utilization)
     tokens = context or config.max_position_embeddings
     kv_bytes = 2 if settings.kv_cache_dtype == "auto" else 1
-    first = fewest_ranks(config, how, usable, tokens, kv_bytes)
+    first = fewest_ranks(config, how, usable, tokens, kv_bytes, device_bytes)
     plans = [first]
     if 2 * first.tensor_parallel_size <= config.num_heads:
         plans.append(
             plan_memory(
-                config, how, usable, tokens, 2 * first.tensor_parallel_size, kv_bytes_per_element=kv_bytes
+                config,
+                how,
+                usable,
+                tokens,
+                2 * first.tensor_parallel_size,
+                kv_bytes_per_element=kv_bytes,
+                device_bytes=device_bytes,
             )
         )
     title = f"{files.name} on {gpu}, weights {how.format if how is not None else 'in 16 bits'}"

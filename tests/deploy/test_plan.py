@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from deploy.plan import count_weights, fewest_ranks, plan_memory
+from deploy.plan import count_copies, count_weights, fewest_ranks, plan_memory
 from workers.checkpoint.model_config import Experts, ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.engine.errors import InvalidRequest
@@ -100,7 +100,7 @@ def test_the_command_prints_the_plan(tmp_path) -> None:
     result = CliRunner().invoke(app, ["plan", shape, "--gpu", "H200", "--context", "4096"])
 
     assert result.exit_code == 0, result.output
-    for expected in ("awq", "5.", "128 KiB", "requests of 4,096 tokens"):
+    for expected in ("awq", "18.36 GiB", "128 KiB", "requests of 4,096 tokens"):
         assert expected in result.output
 
 
@@ -111,3 +111,15 @@ def test_an_unknown_gpu_is_refused_with_those_known() -> None:
 
     assert isinstance(result.exception, InvalidRequest)
     assert "H200" in str(result.exception)
+
+
+def test_codes_are_counted_with_their_copy_in_16_bits_where_a_gpu_keeps_one() -> None:
+    how = Quantization("awq", bits=4, group_size=32, has_zeros=True)
+    copies = count_copies(TINY, how)
+    shape = (TINY, how, 10**9, 64, 1)
+
+    codes = plan_memory(*shape).weight_bytes
+
+    assert plan_memory(*shape, device_bytes=8 * copies).weight_bytes == codes + copies
+    assert plan_memory(*shape, device_bytes=8 * copies - 8).weight_bytes == codes
+    assert count_copies(TINY, Quantization("fp8")) == 0

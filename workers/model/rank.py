@@ -33,15 +33,12 @@ from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
 from workers.model.prompt_scorer import PromptScorer, ScoredPrompts
-from workers.model.rank_config import BlockCounts, RankConfig
+from workers.model.rank_config import COPY_SHARE, BlockCounts, RankConfig
 from workers.model.row_sampler import RowSampler, SampledLogprobs
 from workers.model.tensor_parallel import TensorParallelGroup
 from workers.model.tensor_source import open_source
 from workers.model.transformers_decoder import TransformersDecoder
 
-_COPY_SHARE = 8
-"""Weights of 4 bits are kept in 16 as well where that takes this part of a GPU's memory at most: beyond a hundred
-tokens a step is faster than the KV cache would gain by it."""
 _PADDED_ROWS = 4
 """Rows to which a smaller step is padded on a CPU if that is faster: oneDNN's product of 4 rows can beat that of 1."""
 _TAIL_COPY_PROGRAMS = 132
@@ -141,7 +138,7 @@ class Rank:
             config.is_deterministic,
         )
         if self.device.type == "cuda" and not config.is_deterministic:
-            decoder.keep_copies(torch.cuda.get_device_properties(self.device).total_memory // _COPY_SHARE)
+            decoder.keep_copies(torch.cuda.get_device_properties(self.device).total_memory // COPY_SHARE)
         return decoder
 
     def block_counts(self) -> BlockCounts:

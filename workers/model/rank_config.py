@@ -24,6 +24,10 @@ MAX_DETERMINISTIC_RANKS = 2
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """The same for ranks that meet in a file, so all on one host: their sockets are nobody else's business. On Linux."""
 
+COPY_SHARE = 8
+"""Weights of codes are kept in 16 bits as well where that takes this part of a GPU's memory at most: many tokens
+are multiplied faster by more than the KV cache would gain."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
