@@ -24,7 +24,7 @@ def shoal(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         cwd=ROOT,
-        timeout=120,
+        timeout=280,
     )
 
 
