@@ -16,7 +16,7 @@ Turn = tuple[float, int]
 _OUTPUT_PRICE = 4.0
 """Of an output token beside a prompt token's 1: what providers ask for, and about what a step costs beside prefill."""
 _MOST_TENANTS = 1000
-"""Counts kept before those that no longer matter are dropped."""
+"""Whose counts are kept once there are twice as many."""
 
 
 class Policy(Protocol):
@@ -70,15 +70,25 @@ class FairShare:
         self._least = 0.0
         """No tenant starts below it."""
 
+    @property
+    def num_tenants(self) -> int:
+        """Those whose counts are kept."""
+        return len(self._counts)
+
     def turn(self, request: EngineRequest, arrival: int) -> Turn:
         """The tenant's count, then the order of arrival."""
         self._least = max(self._least, min(self._tags.values(), default=self._least))
         tag = max(self._counts.get(request.tenant, 0.0), self._least)
         self._counts[request.tenant] = tag + _price(request, _most_tokens(request))
         self._tags[request.request_id] = tag
-        if len(self._counts) > _MOST_TENANTS:
-            self._counts = {tenant: count for tenant, count in self._counts.items() if count > self._least}
+        if len(self._counts) > 2 * _MOST_TENANTS:
+            self._forget_some()
         return (tag, arrival)
+
+    def _forget_some(self) -> None:
+        """Keep the counts of those who have been promised most: the others lose least by beginning anew."""
+        by_count = sorted(self._counts.items(), key=lambda item: -item[1])
+        self._counts = {tenant: count for tenant, count in by_count[:_MOST_TENANTS] if count > self._least}
 
     def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
         """Give back what was promised and not used."""

@@ -16,11 +16,11 @@ POLICIES = ("fcfs", "priority", "fair")
 
 
 def add_any(bench: Any, draw: random.Random, number: int) -> list[str]:
-    """A request, or choices of one, of a kind that is unkind: long or short, cancelled, sharing, of a new tenant."""
+    """A request, or choices of one, of a kind that is unkind: long or short, cancelled, sharing."""
     fields: dict[str, Any] = {
         "max_tokens": draw.choice((1, 3, 20)),
         "priority": draw.randrange(3),
-        "tenant": f"tenant {draw.randrange(10 * number + 1)}",
+        "tenant": f"tenant {draw.randrange(50)}",
         "ignore_eos": draw.random() < 0.5,
     }
     prompt_len = draw.choice((1, 2, 9, 30))

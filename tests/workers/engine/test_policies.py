@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from workers.engine.policy import FairShare
+from workers.engine.request import ChoiceParams, EngineRequest
+
 
 def first_steps(bench) -> list[str]:
     """Requests in the order in which they began."""
@@ -127,3 +130,16 @@ def test_a_long_prompt_never_keeps_a_running_request_out_of_a_step(make_bench) -
     assert len(during) >= 60
     assert all(plan.num_tokens[:3] == [1, 1, 1] for plan in during[:60])
     assert max(plan.num_batched_tokens for plan in plans) <= 512
+
+
+def test_tenants_that_never_come_back_are_forgotten() -> None:
+    policy = FairShare()
+    policy.turn(EngineRequest("stays", [1], ChoiceParams(max_tokens=1), tenant="stays"), 0)
+    most = 0
+    for number in range(1, 6000):
+        request = EngineRequest(str(number), [1], ChoiceParams(max_tokens=3), tenant=f"tenant {number}")
+        policy.turn(request, number)
+        policy.ended(request, 1)
+        most = max(most, policy.num_tenants)
+
+    assert most <= 2001
