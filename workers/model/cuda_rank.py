@@ -6,7 +6,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from torch import Tensor
 from kernels.draw import DrawShare, draw
 from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.engine.errors import UserError
-from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenLogprobs
+from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
+from workers.model.cuda_step import DeferredRows, LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
@@ -26,10 +27,9 @@ from workers.model.llama import LlamaDecoder
 from workers.model.memory_account import MemoryAccount, used_bytes
 from workers.model.pooler import PooledRows
 from workers.model.prefill_graphs import PrefillGraphs
-from workers.model.prompt_scorer import ScoredPrompts
 from workers.model.rank import Rank
 from workers.model.rank_config import RankConfig
-from workers.model.row_sampler import SampledLogprobs, SampledRow
+from workers.model.row_sampler import SampledLogprobs
 
 _log = logging.getLogger(__name__)
 _NO_BLOCK = -1
@@ -37,35 +37,6 @@ _SPARE_PIECES = [1 << 20] * 16 + [32 << 20] * 8
 """Bytes that are kept for what the largest steps do not foresee: small pieces are kept apart from large ones."""
 _MEASURED_BLOCKS = 4
 """Of the cache over which memory is measured: it need only be there."""
-
-
-@dataclass(slots=True)
-class _Deferred:
-    """Rows of a launched step whose sampling waits for masks."""
-
-    places: list[int]
-    rows: list[SampledRow]
-    logits: Tensor
-    """A copy: the next step overwrites the step's own."""
-    token_ids: Tensor | None = None
-    """On their way to the host once sampled."""
-    logprobs: SampledLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step whose results are on their way to the host."""
-
-    plan: StepPlan
-    started: torch.cuda.Event
-    done: torch.cuda.Event
-    token_ids: Tensor
-    logprobs: SampledLogprobs | None
-    logprob_places: list[int]
-    """Which of the sampled rows ``logprobs`` speaks of."""
-    pooled: PooledRows | None = None
-    deferred: _Deferred | None = None
-    scored: ScoredPrompts | None = None
 
 
 class CudaRank(Rank):
@@ -76,7 +47,7 @@ class CudaRank(Rank):
     def __init__(self, config: RankConfig) -> None:
         """See ``Rank``."""
         super().__init__(replace(config, device=_with_index(config.device, config.tp_rank)))
-        self._queue: deque[_Launched] = deque()
+        self._queue: deque[LaunchedStep] = deque()
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
 
@@ -184,35 +155,7 @@ class CudaRank(Rank):
         assert self._queue, "collect follows launch"
         step = self._queue.popleft()
         step.done.synchronize()
-        token_ids: list[int] = step.token_ids.tolist()
-        found = [(step.logprob_places, step.logprobs)]
-        if step.deferred is not None:
-            late = step.deferred
-            assert late.token_ids is not None, "collect follows the masks that the step waits for"
-            for place, token_id in zip(late.places, late.token_ids.tolist(), strict=True):
-                token_ids[place] = token_id
-            found.append((late.places, late.logprobs))
-        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
-        for places, some in found:
-            for place, one in zip(places, some.by_row() if some is not None else [], strict=some is not None):
-                logprobs[place] = one
-        told = logprobs if any(some is not None for _, some in found) else None
-        elapsed_s = step.started.elapsed_time(step.done) / 1e3
-        pooled = step.pooled.by_row(len(step.token_ids)) if step.pooled is not None else None
-        scored = step.scored.by_row(len(step.token_ids)) if step.scored is not None else None
-        copies = self._report_copies(step.plan)
-        return StepResult(
-            step.plan.step_id,
-            token_ids,
-            told,
-            elapsed_s,
-            pooled,
-            scored,
-            copies.copied,
-            copies.num_blocks,
-            copies.elapsed_s,
-            copies.corrupt_blocks,
-        )
+        return step.result(self._report_copies(step.plan))
 
     def ready(self) -> bool:
         """See ``Executor``."""
@@ -243,7 +186,7 @@ class CudaRank(Rank):
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
         return CudaBlockCopies(kv_cache, host)
 
-    def _run_step(self, plan: StepPlan) -> _Launched:
+    def _run_step(self, plan: StepPlan) -> LaunchedStep:
         if self._copies is not None:
             self._copies.begin(plan)
         started = torch.cuda.Event(enable_timing=True)
@@ -277,7 +220,7 @@ class CudaRank(Rank):
             for one in plan.branches:
                 self._is_plain[one.row] = before[one.source]
 
-    def _run_decode(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
+    def _run_decode(self, plan: StepPlan, started: torch.cuda.Event) -> LaunchedStep:
         assert self._graphs is not None, "graphs are captured before the first decode"
         new_blocks = self._batch.grow(plan)
         if new_blocks is None:
@@ -287,7 +230,7 @@ class CudaRank(Rank):
         logits = self._graphs.run(len(plan.rows), is_shared)
         return self._finish(plan, started, plan.rows, plan.starts, logits)
 
-    def _run_mixed(self, plan: StepPlan, started: torch.cuda.Event) -> _Launched:
+    def _run_mixed(self, plan: StepPlan, started: torch.cuda.Event) -> LaunchedStep:
         assert self._kv_cache is not None, "memory is allocated before the first step"
         self._batch.apply(plan)
         sampled = plan.sampled_positions
@@ -341,7 +284,7 @@ class CudaRank(Rank):
         last_positions: list[int],
         logits: Tensor,
         pooled: PooledRows | None = None,
-    ) -> _Launched:
+    ) -> LaunchedStep:
         """Sample what the draw does not, start the copies to the host."""
         masks = {mask.place: mask.allowed for mask in plan.masks}
         others = {place for place, row in enumerate(rows) if not self._is_plain[row]} | masks.keys()
@@ -354,15 +297,15 @@ class CudaRank(Rank):
         token_ids = self._buffers.fetch(len(rows))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
-        return _Launched(plan, started, done, token_ids, logprobs, places, pooled, deferred)
+        return LaunchedStep(plan, started, done, token_ids, logprobs, places, pooled, deferred)
 
     def _defer(
         self, rows: list[int], last_positions: list[int], logits: Tensor, places: list[int]
-    ) -> _Deferred:
+    ) -> DeferredRows:
         """Keep what is needed to sample these rows later; what the draw took for them is overwritten then."""
         sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
         index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
-        return _Deferred(places, sampled, logits[index])
+        return DeferredRows(places, sampled, logits[index])
 
     def _sample_late(self, late_masks: LateMasks) -> None:
         """Sample the deferred rows of an earlier step, before a step that reads their tokens."""
