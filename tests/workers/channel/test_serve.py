@@ -103,7 +103,7 @@ def test_ranks_without_work_use_no_processor(
     with pytest.raises(RankLost, match="within"):
         executor.collect(0.5)  # brain and ranks wait for each other meanwhile
 
-    assert time.process_time() - used_s < 0.02
+    assert time.process_time() - used_s < 0.05  # who spins would use ten times that
     executor.close()
     assert [loop.result(10.0) for loop in loops] == [None, None]
 
