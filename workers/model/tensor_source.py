@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.checkpoint.gguf_file import GgufFile
@@ -124,6 +124,16 @@ class GgufSource:
         return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
+def _opened(path: Path) -> safe_open:
+    """Open a shard, or raise ``UserError`` that names it."""
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing, though the folder's index names it", "model") from error
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again", "model") from error
+
+
 class SafetensorsSource:
     """Tensors of a Hugging Face folder, from whichever shard holds them."""
 
@@ -141,7 +151,7 @@ class SafetensorsSource:
                 raise UserError(f"{folder} holds no .safetensors file{hint}")
             self._places = {}
             for path in paths:
-                with safe_open(path, framework="pt") as shard:
+                with _opened(path) as shard:
                     self._places.update(dict.fromkeys(shard.keys(), path))
         self._folder = folder
 
@@ -149,7 +159,7 @@ class SafetensorsSource:
         """See ``TensorSource``."""
         if name not in self._places:
             raise UserError(f"{self._folder} has no tensor {name}")
-        with safe_open(self._places[name], framework="pt") as shard:
+        with _opened(self._places[name]) as shard:
             tensor: Tensor = shard.get_tensor(name)
         _check(name, tensor, shape, dtype)
         return tensor

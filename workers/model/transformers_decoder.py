@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from workers.checkpoint.model_config import ModelConfig
@@ -234,13 +235,31 @@ def _load(cls: Any, hf_config: Any, folder: Path, is_dummy: bool, dtype: torch.d
         return cls._from_config(hf_config, dtype=dtype, attn_implementation="eager")
     transformers_logging.disable_progress_bar()
     try:
-        return cls.from_pretrained(
-            folder, config=hf_config, dtype=dtype, attn_implementation="eager", use_safetensors=True
+        model, report = cls.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    except SafetensorError as error:
+        raise UserError(
+            f"a .safetensors file of {folder} is damaged or cut off ({error}): fetch it again", "model"
+        ) from error
     except OSError as error:
         raise UserError(
             f"{folder} holds no .safetensors weights that transformers reads: {error}", "model"
         ) from error
+    # transformers draws at random what it does not find, or not in the shape of the config.
+    if report["missing_keys"]:
+        raise UserError(f"{folder} has no tensor {min(report['missing_keys'])}", "model")
+    if report["mismatched_keys"]:
+        name, *shapes = min(report["mismatched_keys"])
+        found, wanted = (list(shape) for shape in shapes)
+        raise UserError(f"tensor {name} of {folder} has shape {found}, its config says {wanted}", "model")
+    return model
 
 
 def _common_shape(probe: ShapeProbe, config: ModelConfig, name: str) -> tuple[int, int]:

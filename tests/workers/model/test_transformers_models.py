@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UserError
@@ -102,6 +103,39 @@ def test_a_model_that_hides_a_bias_in_its_mask_is_refused(tmp_path: Path) -> Non
     save(tmp_path, "BloomConfig", {"n_layer": 2, "n_head": 4})
 
     with pytest.raises(UserError, match="no attention but its own"):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (
+            lambda tensors: tensors.pop("transformer.h.1.attn.c_attn.weight"),
+            "has no tensor .*h.1.attn.c_attn",
+        ),
+        (
+            lambda tensors: tensors.update({"transformer.ln_f.bias": torch.zeros(63)}),
+            r"ln_f.bias .* has shape \[63\], its config says \[64\]",
+        ),
+    ],
+)
+def test_weights_that_are_not_all_there_are_refused(break_it, says: str, tmp_path: Path) -> None:
+    save(tmp_path, *FAMILIES["gpt2"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    break_it(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(UserError, match=says):
+        Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
+
+
+@pytest.mark.parametrize("family", [("GPT2Config", FAMILIES["gpt2"][1]), ("LlamaConfig", {})])
+def test_a_file_that_is_cut_off_is_named(family: tuple[str, dict], tmp_path: Path) -> None:
+    save(tmp_path, *family)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    with pytest.raises(UserError, match=f"{tmp_path}.* is damaged or cut off"):
         Rank(RankConfig(files=ModelFiles(tmp_path, "x"))).load()
 
 
