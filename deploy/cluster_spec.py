@@ -49,6 +49,10 @@ class ModelEntry(ModelSpec):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> ModelEntry:
         scale = self.scale
+        if scale is None and self.replicas == 0:
+            raise ValueError(
+                "replicas 0 without scale serves nobody: give at least 1, or scale with min_replicas 0"
+            )
         if scale is not None and not scale.min_replicas <= self.replicas <= scale.max_replicas:
             raise ValueError(
                 f"replicas {self.replicas} is not between scale.min_replicas {scale.min_replicas} and "

@@ -27,6 +27,9 @@ _NOT_OF_A_MODEL = {
 }
 """Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
 
+ENGINE_SETTINGS = frozenset(ServeSettings.model_fields) - _NOT_OF_A_MODEL
+"""What ``engine`` may hold."""
+
 
 class ModelSpec(BaseModel):
     """A model, how it is run, and where."""
@@ -51,7 +54,7 @@ class ModelSpec(BaseModel):
     @model_validator(mode="after")
     def _engine_is_known(self) -> ModelSpec:
         for key in self.engine:
-            if key in _NOT_OF_A_MODEL or key not in ServeSettings.model_fields:
+            if key not in ENGINE_SETTINGS:
                 raise ValueError(f"engine.{key}: a model has no such setting (see shoal serve --help)")
         try:
             self.settings  # noqa: B018 - a wrong value is to be refused now

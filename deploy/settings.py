@@ -139,7 +139,7 @@ class ServeSettings(BaseSettings):
     """Results are equal bit for bit whatever else is computed beside them and however often: slower."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     """Numbers of the KV cache; auto: those of --dtype; fp8: e4m3, with the checkpoint's scales where it has some."""
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(False, json_schema_extra={"const": False})
     """Refused: no code of a checkpoint is ever run."""
     seed: int = Field(0, ge=0)
     """Of random weights."""

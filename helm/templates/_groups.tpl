@@ -24,12 +24,12 @@ groups:
 {{- $limits = merge $limits (dict (default "nvidia.com/gpu" .gpuResource) (toString $gpus)) }}
 {{- $requests = merge $requests (dict (default "nvidia.com/gpu" .gpuResource) (toString $gpus)) }}
 {{- end }}
-  - name: {{ .name }}
+  - name: {{ .name | quote }}
     gpus: {{ $gpus }}
     numOfHosts: {{ $hosts }}
     minReplicas: {{ dig "minReplicas" 1 . }}
     maxReplicas: {{ dig "maxReplicas" (max 1 (dig "minReplicas" 1 .)) . }}
-    shmSize: {{ default "8Gi" .shmSize }}
+    shmSize: {{ default "8Gi" .shmSize | quote }}
     ranksPerNode: {{ ternary $gpus (include "shoal.wholeCpus" (get $limits "cpu") | int) (gt $gpus 0) }}
     resources:
       requests: {{ toJson $requests }}

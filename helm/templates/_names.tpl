@@ -22,8 +22,8 @@
 
 {{/* Labels of every object but Ray's Pods: they may change with the chart. */}}
 {{- define "shoal.labels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -35,8 +35,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Metadata of every object but Ray's Pods. Takes a list: context, name. */}}
 {{- define "shoal.metadata" -}}
 {{- $root := index . 0 -}}
-name: {{ index . 1 }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ index . 1 | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "shoal.labels" $root | nindent 2 }}
 {{- with $root.Values.commonAnnotations }}
@@ -49,7 +49,7 @@ annotations:
 own Service selects the operator's value of it. */}}
 {{- define "shoal.rayPodLabels" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/part-of: shoal
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}

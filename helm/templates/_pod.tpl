@@ -56,11 +56,11 @@
 {{- if .Values.modelCache.enabled }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ include "shoal.cacheClaim" . }}
+    claimName: {{ include "shoal.cacheClaim" . | quote }}
 {{- end }}
 {{- with .Values.hf.existingSecret }}
 - name: hf-token
-  secret: {secretName: {{ . }}, defaultMode: 288}
+  secret: {secretName: {{ . | quote }}, defaultMode: 288}
 {{- end }}
 {{- end -}}
 
@@ -73,14 +73,14 @@ metadata:
   labels:
     {{- include "shoal.rayPodLabels" (list $root .component) | nindent 4 }}
     {{- with .workerGroup }}
-    shoal-worker-group: {{ . }}
+    shoal-worker-group: {{ . | quote }}
     {{- end }}
 spec:
   # A Service called "shoal" would otherwise put SHOAL_PORT into the environment, which is one of our settings.
   enableServiceLinks: false
   automountServiceAccountToken: {{ and (eq .component "ray-head") $root.Values.ray.autoscaler.enabled }}
   {{- if or (eq .component "ray-worker") (not $root.Values.ray.autoscaler.enabled) }}
-  serviceAccountName: {{ include "shoal.workerServiceAccount" $root }}
+  serviceAccountName: {{ include "shoal.workerServiceAccount" $root | quote }}
   {{- end }}
   # Longer than the longest stream: the preStop hook waits for those that pass through this Pod.
   terminationGracePeriodSeconds: {{ include "shoal.graceSeconds" $root }}
@@ -91,10 +91,10 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $group.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $group.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $group.nodeSelector }}
   nodeSelector:
@@ -111,15 +111,15 @@ spec:
   {{- if and (eq .component "ray-worker") $root.Values.ray.topologySpread.enabled }}
   topologySpreadConstraints:
     - maxSkew: 1
-      topologyKey: {{ $root.Values.ray.topologySpread.topologyKey }}
+      topologyKey: {{ $root.Values.ray.topologySpread.topologyKey | quote }}
       whenUnsatisfiable: {{ $root.Values.ray.topologySpread.whenUnsatisfiable }}
       labelSelector:
         matchLabels:
           {{- include "shoal.rayPodLabels" (list $root .component) | nindent 10 }}
-          shoal-worker-group: {{ .workerGroup }}
+          shoal-worker-group: {{ .workerGroup | quote }}
   {{- end }}
   containers:
-    - name: {{ .component }}
+    - name: {{ .component | quote }}
       image: {{ include "shoal.image" $root }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       securityContext:
@@ -165,10 +165,10 @@ spec:
   volumes:
     {{- include "shoal.modelVolumes" $root | nindent 4 }}
     - name: shared-memory
-      emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ .shmSize | quote }}}
     {{- with $root.Values.auth.apiKeys.existingSecret }}
     - name: api-keys
-      secret: {secretName: {{ . }}, defaultMode: 288}
+      secret: {secretName: {{ . | quote }}, defaultMode: 288}
     {{- end }}
     {{- with $group.extraVolumes }}
     {{- toYaml . | nindent 4 }}

@@ -15,13 +15,13 @@
 {{- end -}}
 {{- if not (hasKey $engine "drain_timeout_s") }}{{ $_ := set $engine "drain_timeout_s" (include "shoal.drainSeconds" $root | int) }}{{ end -}}
 {{- if not (hasKey $engine "stall_timeout_s") }}{{ $_ := set $engine "stall_timeout_s" (int $root.Values.router.stallTimeoutSeconds) }}{{ end -}}
-name: {{ $model.name }}
+name: {{ $model.name | quote }}
 {{- with $model.source }}
 source: {{ . | quote }}
 {{- end }}
 device: {{ ternary "cuda" "cpu" $isGpu }}
 ranks_per_node: {{ $group.ranksPerNode }}
-worker_group: {{ $group.name }}
+worker_group: {{ $group.name | quote }}
 {{- if and $model.autoscaling (eq (int (dig "minReplicas" 1 $model.autoscaling)) 0) }}
 scales_to_zero: true
 {{- end }}
@@ -63,7 +63,7 @@ http_options:
   port: {{ .Values.ray.ports.serve }}
 applications:
 {{- range .Values.models }}
-  - name: {{ include "shoal.applicationName" .name }}
+  - name: {{ include "shoal.applicationName" .name | quote }}
     route_prefix: null
     import_path: deploy.serve_app:build_model
     args:

@@ -29,11 +29,17 @@
 {{- fail (printf "models %q: replicas %d is not between autoscaling.minReplicas %d and maxReplicas %d" .name $first (int (dig "minReplicas" 1 .autoscaling)) (int .autoscaling.maxReplicas)) -}}
 {{- end -}}
 {{- end -}}
-{{- $own := dict "tensor_parallel_size" "tensorParallelSize" "max_model_len" "maxModelLen" "dtype" "dtype" "load_format" "loadFormat" "replicas" "replicas" "model" "source" "served_model_name" "name" "device" "gpus of the worker group" "host" "" "port" "" "haproxy" "" "policy" "" "ingress_replicas" "" -}}
+{{- $own := dict "tensor_parallel_size" "tensorParallelSize" "max_model_len" "maxModelLen" "dtype" "dtype" "load_format" "loadFormat" "replicas" "replicas" "model" "source" "served_model_name" "name" "device" "gpus of the worker group" -}}
 {{- range $arg, $_ := .engineArgs -}}
 {{- if hasKey $own $arg -}}
-{{- fail (printf "models %q: engineArgs.%s is not one model's to set%s" $model.name $arg (ternary (printf ", use %s" (get $own $arg)) "" (ne (get $own $arg) ""))) -}}
+{{- fail (printf "models %q: engineArgs.%s has a value of its own, use %s" $model.name $arg (get $own $arg)) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (not .autoscaling) (eq (int (dig "replicas" 1 .)) 0) -}}
+{{- fail (printf "models %q: replicas 0 without autoscaling serves nobody: give at least 1, or autoscaling with minReplicas 0" .name) -}}
+{{- end -}}
+{{- if and (dig "engineArgs" "deterministic" false .) (gt (int (default 1 .tensorParallelSize)) 2) -}}
+{{- fail (printf "models %q: engineArgs.deterministic does not cover tensorParallelSize %d: 2 is the most" .name (int .tensorParallelSize)) -}}
 {{- end -}}
 {{- $group := include "shoal.groupOf" (list $groups .) | fromYaml -}}
 {{- if not $group.name -}}
@@ -56,6 +62,7 @@
 {{- fail (printf "models %q: hf.offline is on and %q is no path: give a path, or enable modelCache with a claim that holds it" .name (default "" .source)) -}}
 {{- end -}}
 {{- end -}}
+{{- include "shoal.validatePorts" . -}}
 {{- if and (include "shoal.isExposed" .) (not .Values.auth.apiKeys.existingSecret) (not .Values.auth.allowAnonymous) -}}
 {{- fail "the endpoint is exposed (service.type, ingress or httpRoute) and has no keys: set auth.apiKeys.existingSecret, or auth.allowAnonymous=true if anybody may use it" -}}
 {{- end -}}

@@ -151,3 +151,10 @@ def test_grpc_has_a_port_if_the_configuration_gives_one(tmp_path: Path) -> None:
     assert with_grpc["applications"][-1]["args"]["grpc_port"] == 9000
     with pytest.raises(InvalidRequest, match="grpc_port"):
         read(tmp_path, FILE.replace("policy: least-load", "grpc_port: 99999"))
+
+
+def test_no_replicas_at_all_are_refused_where_nothing_could_wake_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"models\.0: replicas 0 without scale serves nobody"):
+        read(tmp_path, "models: [{name: demo, replicas: 0}]")
+
+    assert read(tmp_path, "models: [{name: demo, replicas: 0, scale: {min_replicas: 0, max_replicas: 1}}]")

@@ -27,7 +27,6 @@ def merged(changes: dict[str, Any]) -> dict[str, Any]:
         ({"models": [{**MODEL, "dtype": "int3"}]}, "dtype"),
         ({"models": [{**MODEL, "replicas": -1}]}, "replicas"),
         ({"models": [{**MODEL, "autoscaling": {"minReplicas": 1}}]}, "maxReplicas"),
-        ({"models": [{**MODEL, "engineArgs": {"Max-Seqs": 1}}]}, "engineArgs"),
         ({"colour": "red"}, "colour"),
         ({"image": {"tag": "latest"}}, "tag"),
         ({"image": {"digest": "sha256:12"}}, "digest"),
@@ -55,8 +54,11 @@ def test_the_schema_names_what_is_wrong(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"models": [{**MODEL, "engineArgs": {"port": 1}}]}, "engineArgs.port is not one model's to set"),
-        ({"models": [{**MODEL, "engineArgs": {"max_model_len": 9}}]}, "use maxModelLen"),
+        ({"models": [{**MODEL, "replicas": 0}]}, "replicas 0 without autoscaling serves nobody"),
+        (
+            {"models": [{**MODEL, "tensorParallelSize": 4, "engineArgs": {"deterministic": True}}]},
+            "deterministic does not cover tensorParallelSize 4",
+        ),
         (
             {"models": [{**MODEL, "replicas": 5, "autoscaling": {"maxReplicas": 4}}]},
             "replicas 5 is not between autoscaling.minReplicas 1 and maxReplicas 4",
@@ -123,6 +125,25 @@ def test_what_the_schema_cannot_say_is_refused_with_the_way_out(
     helm: Helm, values: Values, changes: dict[str, Any], says: str
 ) -> None:
     assert says in helm.refusal("-f", values(merged(changes)))
+
+
+@pytest.mark.parametrize(
+    ("ports", "says"),
+    [
+        ({"grpc": 8000}, "ray.ports.grpc is 8000, the port of ray.ports.serve"),
+        ({"shoalMetrics": 8000}, "ray.ports.shoalMetrics is 8000, the port of ray.ports.serve"),
+        ({"grpc": 9400}, "ray.ports.shoalMetrics is 9400, the port of ray.ports.grpc"),
+        ({"haproxyMetrics": 9400}, "haproxyMetrics is 9400"),
+        ({"serve": 8265}, "ray.ports.serve is 8265, the port of Ray's dashboard"),
+        ({"grpc": 8404}, "the port of HAProxy's statistics"),
+        ({"grpc": 30500}, "ray.ports.grpc is 30500, within ray.ports.directHttp 30000 to 31000"),
+        ({"directHttp": [6000, 7000]}, "holds 6379, the port of Ray's GCS"),
+        ({"directHttp": [31000, 30000]}, "the first port 31000 is above the last, 30000"),
+        ({"serve": 0}, "serve"),
+    ],
+)
+def test_a_port_belongs_to_one_process(helm4: Helm, values: Values, ports: dict[str, Any], says: str) -> None:
+    assert says in helm4.refusal("-f", values(merged({"ray": {"ports": ports}})))
 
 
 @pytest.mark.parametrize(

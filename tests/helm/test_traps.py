@@ -353,3 +353,24 @@ def test_another_list_of_models_is_another_prefetch_job(helm4: Helm, values: Val
     one, two = job("a"), job("a", "b")
     assert one["metadata"]["name"] != two["metadata"]["name"]  # a Job's template cannot change
     assert two["spec"]["template"]["spec"]["containers"][0]["args"] == ["org/a", "org/b"]
+
+
+# -- words that YAML takes for something else ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["true", "on", "null", "0x1f", "007", "a:"])
+def test_a_name_stays_a_word_whatever_yaml_makes_of_it(helm4: Helm, values: Values, word: str) -> None:
+    group = word if word.isalpha() else "on"
+    models = [{"name": word, "source": word, "workerGroup": group}]
+    ray = {"workerGroups": [{"name": group, "priorityClassName": "no"}], "auth": {"existingSecret": "1"}}
+    documents = helm4.render("-f", values({"models": models, "ray": ray, "fullnameOverride": group}))
+
+    service = rayservice(documents)
+    application = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]
+    worker = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert (application["args"]["name"], application["args"]["source"]) == (word, word)
+    assert (
+        application["args"]["worker_group"] == worker["groupName"] == worker["labels"]["shoal-worker-group"]
+    )
+    assert (service["metadata"]["name"], worker["groupName"]) == (group, group)
+    assert worker["template"]["spec"]["priorityClassName"] == "no"

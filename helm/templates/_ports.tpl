@@ -1,0 +1,27 @@
+{{/* Every port of a Pod belongs to one process. Ray's own are where Ray has them by default; the dashboard's agent answers the probes. */}}
+{{- define "shoal.validatePorts" -}}
+{{- $ports := .Values.ray.ports -}}
+{{- $owners := dict "6379" "Ray's GCS" "8080" "Ray's metrics" "8265" "Ray's dashboard" "8404" "HAProxy's statistics" "10001" "Ray's client server" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "the dashboard's agent" -}}
+{{- $first := index $ports.directHttp 0 | int -}}
+{{- $last := index $ports.directHttp 1 | int -}}
+{{- if gt $first $last -}}
+{{- fail (printf "ray.ports.directHttp: the first port %d is above the last, %d" $first $last) -}}
+{{- end -}}
+{{- range $port, $owner := $owners -}}
+{{- if and (le $first (int $port)) (le (int $port) $last) -}}
+{{- fail (printf "ray.ports.directHttp %d to %d holds %s, the port of %s: choose another range" $first $last $port $owner) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "serve" "grpc" "shoalMetrics" "haproxyMetrics" -}}
+{{- with get $ports $name | int -}}
+{{- $port := . -}}
+{{- with get $owners (toString $port) -}}
+{{- fail (printf "ray.ports.%s is %d, the port of %s: choose another" $name $port .) -}}
+{{- end -}}
+{{- if and (le $first $port) (le $port $last) -}}
+{{- fail (printf "ray.ports.%s is %d, within ray.ports.directHttp %d to %d: choose another" $name $port $first $last) -}}
+{{- end -}}
+{{- $_ := set $owners (toString $port) (printf "ray.ports.%s" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
