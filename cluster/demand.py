@@ -41,7 +41,7 @@ class DemandMeter:
             self._load, self._now_s = load, now_s
         cost = load.cost
         return ReplicaDemand(
-            queued_work_s=cost.prefill_s(load.num_queued_tokens + num_held_tokens),
+            queued_work_s=load.queued_work_s + cost.per_token_s * num_held_tokens,
             step_s=cost.step_s(load.num_running, 0, load.num_context_tokens),
             step_base_s=cost.base_s,
             work_share=self._prefill_share + self._decode_share,

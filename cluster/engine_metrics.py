@@ -21,7 +21,7 @@ GAUGES: dict[str, tuple[str, Read]] = {
     "shoal_replica_queued_tokens": ("Uncached tokens not yet computed", lambda load: load.num_queued_tokens),
     "shoal_replica_queued_work_seconds": (
         "Seconds of prefill that wait, by the cost model",
-        lambda load: load.cost.prefill_s(load.num_queued_tokens),
+        lambda load: load.queued_work_s,
     ),
     "shoal_replica_context_tokens": (
         "KV tokens held by running requests",

@@ -234,18 +234,30 @@ def _logprobs_from_wire(messages: Iterable[pb.TokenLogprobs]) -> list[TokenLogpr
 def cache_events_to_wire(events: CacheEvents) -> pb.CacheEvents:
     """Hashes packed, 16 bytes each."""
     return pb.CacheEvents(
-        first_sequence=events.first_sequence, stored=b"".join(events.stored), evicted=b"".join(events.evicted)
+        first_sequence=events.first_sequence,
+        stored=b"".join(events.stored),
+        offloaded=b"".join(events.offloaded),
+        evicted=b"".join(events.evicted),
     )
 
 
 def cache_events_from_wire(message: pb.CacheEvents) -> CacheEvents:
     """The inverse of ``cache_events_to_wire``."""
-    return CacheEvents(message.first_sequence, split_hashes(message.stored), split_hashes(message.evicted))
+    return CacheEvents(
+        message.first_sequence,
+        split_hashes(message.stored),
+        split_hashes(message.evicted),
+        split_hashes(message.offloaded),
+    )
 
 
 def snapshot_to_wire(snapshot: CacheSnapshot) -> pb.CacheSnapshot:
     """Hashes packed, 16 bytes each."""
-    return pb.CacheSnapshot(next_sequence=snapshot.next_sequence, hashes=b"".join(snapshot.hashes))
+    return pb.CacheSnapshot(
+        next_sequence=snapshot.next_sequence,
+        hashes=b"".join(snapshot.hashes),
+        host_hashes=b"".join(snapshot.host_hashes),
+    )
 
 
 _LOAD_COUNTS = (
@@ -261,8 +273,19 @@ _LOAD_COUNTS = (
     "num_prompt_tokens",
     "num_cached_tokens",
     "num_output_tokens",
+    "num_queued_attended",
+    "num_host_blocks",
+    "num_free_host_blocks",
 )
-_COSTS = ("base_s", "per_sequence_s", "per_token_s", "per_context_token_s")
+_COSTS = (
+    "base_s",
+    "per_sequence_s",
+    "per_token_s",
+    "per_context_token_s",
+    "per_attended_s",
+    "copy_base_s",
+    "copy_block_s",
+)
 
 
 def load_to_wire(load: Load) -> pb.Load:

@@ -18,7 +18,7 @@ def rate_limit_headers(ingress: Ingress) -> Headers:
     limit = ingress.limits.max_waiting_per_replica * len(views)
     num_waiting = sum(min(view.num_waiting, ingress.limits.max_waiting_per_replica) for view in views)
     num_waiting = min(limit, num_waiting + sum(model.replicas.num_held for model in ingress.models))
-    reset_s = max((view.load.cost.prefill_s(view.num_queued_tokens) for view in views), default=0.0)
+    reset_s = max((view.queued_work_s for view in views), default=0.0)
     return [
         (b"x-ratelimit-limit-requests", b"%d" % limit),
         (b"x-ratelimit-remaining-requests", b"%d" % (limit - num_waiting)),
@@ -34,7 +34,7 @@ def load_report(ingress: Ingress) -> dict[str, Any]:
             "num_running": sum(view.load.num_running for view in model.replicas.open_views),
             "num_waiting": sum(view.load.num_waiting for view in model.replicas.open_views),
             "queued_work_s": max(
-                (view.load.cost.prefill_s(view.num_queued_tokens) for view in model.replicas.open_views),
+                (view.queued_work_s for view in model.replicas.open_views),
                 default=0.0,
             ),
         }

@@ -97,7 +97,13 @@ def _placement(placement: Placement, arrival_s: float, max_candidates: int | Non
             {
                 "replica": one.candidate.view.replica_id,
                 "cost_s": _seconds(one.cost_s),
-                "predicted_cached_tokens": one.candidate.num_hit_tokens,
+                "wait_s": _seconds(one.forecast.wait_s),
+                "copy_s": _seconds(one.forecast.copy_s),
+                "work_s": _seconds(one.forecast.work_s),
+                "predicted_cached_tokens": {
+                    "device": one.candidate.num_hit_tokens - one.candidate.num_host_tokens,
+                    "host": one.candidate.num_host_tokens,
+                },
             }
             for one in placement.ranked[:max_candidates]
         ],

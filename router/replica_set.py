@@ -218,7 +218,8 @@ class ReplicaSet:
         stream = self._streams[view.replica_id]
         num_held_tokens = self._num_tokens_in_line // len(views)
         stream.submit(journal.engine_request(view.shape, hashes, arrival_s), sink, num_held_tokens)
-        view.book(journal.engine_id, journal.num_tokens - best.num_hit_tokens, hashes)
+        num_uncached = journal.num_tokens - best.num_hit_tokens
+        view.book(journal.engine_id, num_uncached, hashes, best.num_hit_tokens)
         self._placed[journal.engine_id] = stream
         journal.replica_id = view.replica_id
         journal.placements.append(Placement(asyncio.get_running_loop().time(), ranked))

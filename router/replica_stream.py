@@ -237,7 +237,9 @@ class ReplicaStream:
                 self._take_step(message.step)
             elif kind == "snapshot":
                 snapshot = message.snapshot
-                parts = self._index.load_snapshot(self.index_key, snapshot.next_sequence, snapshot.hashes)
+                parts = self._index.load_snapshot(
+                    self.index_key, snapshot.next_sequence, snapshot.hashes, snapshot.host_hashes
+                )
                 for _ in parts:
                     await asyncio.sleep(0)
             elif kind == "draining":
@@ -303,7 +305,10 @@ class ReplicaStream:
             sink.on_output(output)
         if step.HasField("cache"):
             cache = step.cache
-            if not self._index.apply(self.index_key, cache.first_sequence, cache.stored, cache.evicted):
+            is_in_order = self._index.apply(
+                self.index_key, cache.first_sequence, cache.stored, cache.evicted, cache.offloaded
+            )
+            if not is_in_order:
                 log.warning("replica %s: cache events are missing, asking for a snapshot", self.replica_id)
                 self._outgoing.put_nowait(pb.IngressMessage(resync=pb.Resync()))
         self.on_step()

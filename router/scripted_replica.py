@@ -54,7 +54,9 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     max_model_len: int = 1 << 20
     model: str = ""
     held_hashes: list[bytes] = field(default_factory=list)
-    """What its first snapshot says."""
+    """What its first snapshot says, on the device."""
+    held_host_hashes: list[bytes] = field(default_factory=list)
+    """In host memory alone, likewise."""
     load: pb.Load = field(
         default_factory=lambda: pb.Load(base_s=0.008, per_sequence_s=0.0001, per_token_s=1e-4)
     )
@@ -132,13 +134,23 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         for outbox in self._outboxes:
             outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=outputs[id(outbox)], load=load)))
 
-    def send_cache(self, stored: Sequence[bytes], evicted: Sequence[bytes] = (), *, skip: int = 0) -> None:
+    def send_cache(
+        self,
+        stored: Sequence[bytes],
+        evicted: Sequence[bytes] = (),
+        offloaded: Sequence[bytes] = (),
+        *,
+        skip: int = 0,
+    ) -> None:
         """Report cache events, in a step without outputs; ``skip`` makes a gap before them."""
         self._next_sequence += skip
         events = pb.CacheEvents(
-            first_sequence=self._next_sequence, stored=b"".join(stored), evicted=b"".join(evicted)
+            first_sequence=self._next_sequence,
+            stored=b"".join(stored),
+            evicted=b"".join(evicted),
+            offloaded=b"".join(offloaded),
         )
-        self._next_sequence += len(stored) + len(evicted)
+        self._next_sequence += len(stored) + len(evicted) + len(offloaded)
         for outbox in self._outboxes:
             outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(cache=events)))
 
@@ -285,7 +297,11 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         )
 
     def _snapshot(self) -> pb.CacheSnapshot:
-        return pb.CacheSnapshot(next_sequence=self._next_sequence, hashes=b"".join(self.held_hashes))
+        return pb.CacheSnapshot(
+            next_sequence=self._next_sequence,
+            hashes=b"".join(self.held_hashes),
+            host_hashes=b"".join(self.held_host_hashes),
+        )
 
 
 async def _serve(replica: ScriptedReplica) -> None:

@@ -264,25 +264,29 @@ class TokenLogprobs(_message.Message):
     def __init__(self, sampled: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CacheEvents(_message.Message):
-    __slots__ = ("first_sequence", "stored", "evicted")
+    __slots__ = ("first_sequence", "stored", "evicted", "offloaded")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    OFFLOADED_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     stored: bytes
     evicted: bytes
-    def __init__(self, first_sequence: _Optional[int] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
+    offloaded: bytes
+    def __init__(self, first_sequence: _Optional[int] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ..., offloaded: _Optional[bytes] = ...) -> None: ...
 
 class CacheSnapshot(_message.Message):
-    __slots__ = ("next_sequence", "hashes")
+    __slots__ = ("next_sequence", "hashes", "host_hashes")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    HOST_HASHES_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     hashes: bytes
-    def __init__(self, next_sequence: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    host_hashes: bytes
+    def __init__(self, next_sequence: _Optional[int] = ..., hashes: _Optional[bytes] = ..., host_hashes: _Optional[bytes] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_free_blocks", "num_blocks", "num_context_tokens", "kv_waste", "num_preemptions", "num_steps", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "base_s", "per_sequence_s", "per_token_s", "per_context_token_s")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_free_blocks", "num_blocks", "num_context_tokens", "kv_waste", "num_preemptions", "num_steps", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "base_s", "per_sequence_s", "per_token_s", "per_context_token_s", "per_attended_s", "copy_base_s", "copy_block_s", "num_queued_attended", "num_host_blocks", "num_free_host_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +303,12 @@ class Load(_message.Message):
     PER_SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     PER_CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PER_ATTENDED_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_BASE_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_BLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_ATTENDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -315,7 +325,13 @@ class Load(_message.Message):
     per_sequence_s: float
     per_token_s: float
     per_context_token_s: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., kv_waste: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., base_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_context_token_s: _Optional[float] = ...) -> None: ...
+    per_attended_s: float
+    copy_base_s: float
+    copy_block_s: float
+    num_queued_attended: int
+    num_host_blocks: int
+    num_free_host_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., kv_waste: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., base_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_context_token_s: _Optional[float] = ..., per_attended_s: _Optional[float] = ..., copy_base_s: _Optional[float] = ..., copy_block_s: _Optional[float] = ..., num_queued_attended: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("deadline_s",)

@@ -35,7 +35,10 @@ def simulate(
     ] = "prefix",
     rate: Annotated[float, typer.Option(min=0.001, help="Play the trace this many times as fast.")] = 1.0,
     replica_model: Annotated[
-        str, typer.Option(help="A JSON file, or `engine` (Shoal's engine) or `fifo` (a textbook replica).")
+        str,
+        typer.Option(
+            help="A JSON file, or `engine` (Shoal's), `h200` (the same, as measured) or `fifo` (a textbook replica)."
+        ),
     ] = "engine",
     ingress_replicas: Annotated[
         int, typer.Option(min=1, max=256, help="Routers that do not talk; each places every n-th request.")

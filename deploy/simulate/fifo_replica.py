@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from deploy.simulate.messages import Report, SimulatedRequest
+from deploy.simulate.messages import Begun, Report, SimulatedRequest
 from deploy.simulate.replica_model import ReplicaModel
 from workers.engine.cache_log import CacheLog
 from workers.engine.errors import PromptTooLong
@@ -35,7 +35,7 @@ class FifoReplica:
     """First come, first served; one prefill beside all decodes."""
 
     def __init__(self, model: ReplicaModel, block_size: int) -> None:
-        self._cost = model.cost
+        self._cost = model.cost(block_size)
         self._budget = model.max_num_batched_tokens
         self._max_num_seqs = model.max_num_seqs
         self._block_size = block_size
@@ -103,7 +103,7 @@ class FifoReplica:
         entry_done = self._end_chunk()
         if entry_done is not None:
             traced = entry_done.request.traced
-            begun.append((entry_done.request.request_id, entry_done.num_cached_tokens))
+            begun.append(Begun(entry_done.request.request_id, entry_done.num_cached_tokens))
             self._num_output_tokens += 1
             self._num_context_tokens += traced.num_prompt_tokens
             if traced.num_output_tokens > 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cluster.service import MAX_COMING_BLOCKS
 from deploy.simulate.messages import Report, SimulatedRequest
-from router.placement.candidate import make_candidate, sibling_key
+from router.placement.candidate import Forecast, make_candidate, sibling_key
 from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaShape, ReplicaView
@@ -14,10 +14,11 @@ from router.placement.replica_view import ReplicaShape, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request went, and what of it was thought to be cached there."""
+    """Where a request went, what of it was thought to be cached there, and when it was thought to start."""
 
     replica: int
     num_hit_tokens: int
+    forecast: Forecast
 
 
 class SimulatedIngress:
@@ -48,9 +49,10 @@ class SimulatedIngress:
             if view.is_open
         ]
         key = sibling_key(hashes, [request.number])
-        best = self.policy.rank(candidates, num_tokens, key)[0].candidate
-        best.view.book(request.request_id, num_tokens - best.num_hit_tokens, hashes)
-        return Placement(self._numbers[best.view.replica_id], best.num_hit_tokens)
+        best, _, forecast = self.policy.rank(candidates, num_tokens, key)[0]
+        num_uncached = num_tokens - best.num_hit_tokens
+        best.view.book(request.request_id, num_uncached, hashes, best.num_hit_tokens)
+        return Placement(self._numbers[best.view.replica_id], best.num_hit_tokens, forecast)
 
     def hear_coming(self, replica: int, request: SimulatedRequest) -> None:
         """A request of another ingress has been taken up by a replica."""
@@ -60,13 +62,17 @@ class SimulatedIngress:
         """Take in what a replica says after a step."""
         view = self.views[replica]
         view.apply_load(report.load)
-        for request_id, _ in report.begun:
-            view.settle(request_id)
-            view.note_arrived(request_id)
+        for begun in report.begun:
+            view.settle(begun.request_id)
+            view.note_arrived(begun.request_id)
         events = report.events
         if events is not None:
             is_in_order = self.index.apply(
-                view.replica_id, events.first_sequence, b"".join(events.stored), b"".join(events.evicted)
+                view.replica_id,
+                events.first_sequence,
+                b"".join(events.stored),
+                b"".join(events.evicted),
+                b"".join(events.offloaded),
             )
             assert is_in_order, f"events of {view.replica_id} are missing"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.trace import TraceRequest
 from workers.engine.outputs import CacheEvents, Load
@@ -22,12 +23,21 @@ class SimulatedRequest:
         return str(self.number)
 
 
+class Begun(NamedTuple):
+    """A request that had its first token."""
+
+    request_id: str
+    num_cached_tokens: int
+    """Of its prompt, found in the cache."""
+    num_host_cached_tokens: int = 0
+    """Of those, brought back from host memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a replica tells all ingresses after a step."""
 
     load: Load
     events: CacheEvents | None
-    begun: list[tuple[str, int]]
-    """Requests that had their first token, with the prompt tokens found in the cache."""
+    begun: list[Begun]
     ended: list[str]

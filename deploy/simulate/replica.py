@@ -10,9 +10,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from deploy.simulate.copy_links import CopyLinks
 from deploy.simulate.fifo_replica import FifoReplica
-from deploy.simulate.messages import Report, SimulatedRequest
+from deploy.simulate.messages import Begun, Report, SimulatedRequest
 from deploy.simulate.replica_model import ReplicaModel
+from workers.engine.cost_model import attended
 from workers.engine.engine import Engine
 from workers.engine.plan import StepPlan, StepResult
 from workers.engine.request import ChoiceParams, EngineRequest
@@ -57,8 +59,9 @@ class EngineReplica:
     """The real engine; each launched plan takes its time after the one before it."""
 
     def __init__(self, model: ReplicaModel, block_size: int) -> None:
-        self.engine = Engine(model.engine_config(block_size), model.cost)
-        self._cost = model.cost
+        self._cost = model.cost(block_size)
+        self.engine = Engine(model.engine_config(block_size), self._cost)
+        self._links = CopyLinks(self._cost)
         self._steps: deque[_Step] = deque()
         self._free_s = 0.0
         """When the last launched step ends."""
@@ -88,8 +91,14 @@ class EngineReplica:
         """Apply the oldest step's result and launch what follows."""
         step = self._steps.popleft()
         plan = step.plan
+        copies = self._links.end(plan.step_id, step.end_s)
         result = StepResult(
-            plan.step_id, [0] * len(plan.sampled_positions), elapsed_s=step.end_s - step.start_s
+            plan.step_id,
+            [0] * len(plan.sampled_positions),
+            elapsed_s=step.end_s - step.start_s,
+            copied=copies.copied,
+            num_copied_blocks=copies.num_blocks,
+            copied_s=copies.copied_s,
         )
         outputs = self.engine.apply(result, step.end_s)
         self._launch(step.end_s)
@@ -97,7 +106,7 @@ class EngineReplica:
             load=self.engine.load(),
             events=self.engine.drain_cache_events(),
             begun=[
-                (output.request_id, output.num_cached_tokens)
+                Begun(output.request_id, output.num_cached_tokens, output.num_host_cached_tokens)
                 for output in outputs
                 if output.num_cached_tokens is not None
             ],
@@ -107,15 +116,25 @@ class EngineReplica:
     def _launch(self, now_s: float) -> None:
         while (plan := self.engine.plan(now_s)) is not None:
             start_s = max(now_s, self._free_s)
-            self._free_s = start_s + self._duration_s(plan)
+            self._links.begin(plan, start_s)
+            self._free_s = self._end_s(plan, start_s)
             self._steps.append(_Step(plan, start_s, self._free_s))
 
-    def _duration_s(self, plan: StepPlan) -> float:
-        """Decodes come first in a plan: one token each, of a row that samples."""
+    def _end_s(self, plan: StepPlan, start_s: float) -> float:
+        """When a plan's step ends; one without rows takes no time, or lasts until all copies are done.
+
+        Decodes come first in a plan: one token each, of a row that samples.
+        """
+        if plan.awaits_copies:
+            return max(start_s, self._links.done_s)
+        if not plan.rows:
+            return start_s
         num_decodes = 0
         for num_tokens, samples in zip(plan.num_tokens, plan.samples, strict=True):
             if num_tokens != 1 or not samples:
                 break
             num_decodes += 1
         num_prefill = sum(plan.num_tokens[num_decodes:])
-        return self._cost.step_s(num_decodes, num_prefill, sum(plan.starts[:num_decodes]))
+        num_attended = sum(map(attended, plan.num_tokens[num_decodes:], plan.starts[num_decodes:]))
+        num_context = sum(plan.starts[:num_decodes])
+        return start_s + self._cost.step_s(num_decodes, num_prefill, num_context, num_attended)

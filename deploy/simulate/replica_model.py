@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
@@ -31,18 +31,34 @@ class ReplicaModel(BaseModel):
     """Of each decoding request in a step."""
     per_context_token_s: float = Field(0.0, ge=0)
     """Of each KV token that a step's decoding requests read."""
+    per_attended_s: float = Field(0.0, ge=0)
+    """Of each pair of a prompt token and a KV token that it reads; ``engine`` only."""
     max_num_seqs: int = Field(128, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=1)
     num_kv_tokens: int = Field(1_024_000, ge=1)
     """Tokens that the KV pool holds: 2,000 blocks of 512."""
+    num_host_kv_tokens: int = Field(0, ge=0)
+    """Tokens that blocks in host memory hold; ``engine`` only."""
+    copied_tokens_per_s: float = Field(390_000.0, gt=0)
+    """Between the tiers, each way: 51 GB/s, at 131,072 bytes a token of an 8B model."""
     run_ahead: int = Field(1, ge=0)
     """Steps launched beyond the one awaited; ``engine`` only."""
 
-    @property
-    def cost(self) -> CostModel:
-        """What steps take."""
+    @model_validator(mode="after")
+    def _has_what_its_kind_can(self) -> ReplicaModel:
+        if self.kind == "fifo" and (self.per_attended_s or self.num_host_kv_tokens):
+            raise ValueError("per_attended_s and num_host_kv_tokens need kind engine")
+        return self
+
+    def cost(self, block_size: int) -> CostModel:
+        """What steps and copies take, with blocks of a trace's size."""
         return CostModel(
-            self.base_s, self.per_sequence_s, 1 / self.prompt_tokens_per_s, self.per_context_token_s
+            self.base_s,
+            self.per_sequence_s,
+            1 / self.prompt_tokens_per_s,
+            self.per_context_token_s,
+            self.per_attended_s,
+            copy_block_s=block_size / self.copied_tokens_per_s,
         )
 
     def num_blocks(self, block_size: int) -> int:
@@ -55,6 +71,7 @@ class ReplicaModel(BaseModel):
         return EngineConfig(
             max_model_len=num_blocks * block_size,
             num_blocks=num_blocks,
+            num_host_blocks=self.num_host_kv_tokens // block_size,
             block_size=block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -62,7 +79,25 @@ class ReplicaModel(BaseModel):
         )
 
 
-BUILT_IN = {"engine": ReplicaModel.model_validate({}), "fifo": ReplicaModel.model_validate({"kind": "fifo"})}
+BUILT_IN = {
+    name: ReplicaModel.model_validate(fields)
+    for name, fields in {
+        "engine": {},
+        "fifo": {"kind": "fifo"},
+        # The Llama-3-8B shape in bf16 on one H200, by the figures in deploy/bench/results; 200 GB of host memory.
+        "h200": {
+            "prompt_tokens_per_s": 45_000,
+            "base_s": 0.0039,
+            "per_sequence_s": 4e-6,
+            "per_context_token_s": 3.2e-8,
+            "per_attended_s": 9e-10,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192,
+            "num_kv_tokens": 800_000,
+            "num_host_kv_tokens": 1_500_000,
+        },
+    }.items()
+}
 """Names that stand for a file; a constant table."""
 
 

@@ -36,7 +36,10 @@ class RequestRecord:
     num_output_tokens: int
     replica: int
     num_predicted_hit_tokens: int
+    predicted_ttft_s: float
     num_cached_tokens: int = 0
+    num_host_cached_tokens: int = 0
+    """Of those, brought back from host memory."""
     first_token_s: float | None = None
     """None: it was refused, as it can never fit."""
     end_s: float = 0.0
@@ -197,6 +200,7 @@ class Simulation:
             max(1, traced.num_output_tokens),
             placement.replica,
             placement.num_hit_tokens,
+            now_s - traced.arrival_s + placement.forecast.start_s,
         )
         replica = self.replicas[placement.replica]
         was_idle = replica.next_s is None
@@ -226,10 +230,11 @@ class Simulation:
             ingress.hear(number, report)
         self._loads[number] = report.load
         records = self._records
-        for request_id, num_cached_tokens in report.begun:
-            record = records[int(request_id)]
+        for begun in report.begun:
+            record = records[int(begun.request_id)]
             record.first_token_s = now_s
-            record.num_cached_tokens = num_cached_tokens
+            record.num_cached_tokens = begun.num_cached_tokens
+            record.num_host_cached_tokens = begun.num_host_cached_tokens
         for request_id in report.ended:
             records[int(request_id)].end_s = now_s
         self._result.end_s = now_s

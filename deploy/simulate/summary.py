@@ -23,6 +23,13 @@ class Summary:
     hit_share: float
     predicted_hit_share: float
     """What the router expected to be cached when it placed them."""
+    host_hit_share: float
+    """Of all prompt tokens, brought back from host memory."""
+    forecast_error_p50_s: float
+    """Between the time to first token that the router predicted and what it was, whichever was longer."""
+    forecast_error_p90_s: float
+    forecast_bias_s: float
+    """Predicted less actual time to first token, mean."""
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p90_s: float
@@ -64,6 +71,7 @@ def summarize(result: SimulationResult, num_replicas: int, targets: ScaleTargets
     """Boil a run down to figures; ``num_replicas`` are the places that there were."""
     served = _served(result)
     ttfts, tpots = [one.ttft_s for one in served], _tpots(served)
+    errors = [one.predicted_ttft_s - one.ttft_s for one in served]
     lasted = [one.end_s - one.arrival_s for one in served]
     computed = [0] * num_replicas
     for one in served:
@@ -75,6 +83,10 @@ def summarize(result: SimulationResult, num_replicas: int, targets: ScaleTargets
         num_refused=len(result.records) - len(served),
         hit_share=_round(sum(one.num_cached_tokens for one in served) / max(1, num_prompt)),
         predicted_hit_share=_round(sum(one.num_predicted_hit_tokens for one in served) / max(1, num_prompt)),
+        host_hit_share=_round(sum(one.num_host_cached_tokens for one in served) / max(1, num_prompt)),
+        forecast_error_p50_s=_percentile([abs(error) for error in errors], 0.5),
+        forecast_error_p90_s=_percentile([abs(error) for error in errors], 0.9),
+        forecast_bias_s=_round(_mean(errors)),
         ttft_mean_s=_round(_mean(ttfts)),
         ttft_p50_s=_percentile(ttfts, 0.5),
         ttft_p90_s=_percentile(ttfts, 0.9),

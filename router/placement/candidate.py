@@ -26,6 +26,24 @@ class Candidate(NamedTuple):
     view: ReplicaView
     num_hit_tokens: int
     """Tokens of the request that the replica holds, or is about to."""
+    num_host_tokens: int = 0
+    """Of those, the last ones: in its host memory, to be copied back before they are of use."""
+
+
+class Forecast(NamedTuple):
+    """When a candidate could sample the request's next token, in parts that follow each other."""
+
+    wait_s: float
+    """Until the replica has done what is ahead and has a seat and blocks."""
+    copy_s: float
+    """To bring blocks back from host memory; the replica computes for others meanwhile."""
+    work_s: float
+    """To compute the request's own uncached tokens, with the decodes that run beside them."""
+
+    @property
+    def start_s(self) -> float:
+        """Until the request's next token."""
+        return self.wait_s + self.copy_s + self.work_s
 
 
 class Ranked(NamedTuple):
@@ -33,20 +51,7 @@ class Ranked(NamedTuple):
 
     candidate: Candidate
     cost_s: float
-
-
-class Forecast(NamedTuple):
-    """When a candidate could sample the request's next token, in two parts."""
-
-    wait_s: float
-    """Until the replica has done what is ahead and has a seat and blocks."""
-    work_s: float
-    """To compute the request's own uncached tokens, with the decodes that run beside them."""
-
-    @property
-    def start_s(self) -> float:
-        """Until the request's next token."""
-        return self.wait_s + self.work_s
+    forecast: Forecast
 
 
 def make_candidate(
@@ -61,36 +66,45 @@ def make_candidate(
         hashes: the request's full blocks, as this kind of replica hashes them.
         num_tokens: the request's known tokens.
     """
-    num_blocks = max(index.match(index_key, hashes), view.num_booked_blocks(hashes))
-    return Candidate(view, min(num_blocks * view.shape.block_size, num_tokens))
+    num_device, num_host = index.match(index_key, hashes)
+    num_on_device = max(num_device, view.num_booked_blocks(hashes))
+    size = view.shape.block_size
+    num_device_tokens = min(num_on_device * size, num_tokens)
+    num_hit_tokens = min(max(num_on_device, num_device + num_host) * size, num_tokens)
+    return Candidate(view, num_hit_tokens, num_hit_tokens - num_device_tokens)
 
 
 def forecast(candidate: Candidate, num_tokens: int) -> Forecast:
-    """Predict when ``candidate`` could sample the next token of a request of ``num_tokens`` known tokens."""
-    view = candidate.view
+    """Predict when ``candidate`` could sample the next token of a request of ``num_tokens`` known tokens.
+
+    Blocks in host memory are copied back where the replica would do so: where computing them takes longer.
+    """
+    view, num_hit, num_host = candidate
     load, shape, cost = view.load, view.shape, view.load.cost
+    copy_s = 0.0
+    if num_host:
+        copy_s = cost.copy_s(num_host // shape.block_size)
+        if copy_s >= cost.prefill_s(num_host, num_hit - num_host):
+            num_hit, copy_s = num_hit - num_host, 0.0
     budget = max(1, shape.max_num_batched_tokens)
     num_queued, num_sequences = view.num_queued_tokens, view.num_sequences
-    num_uncached = max(1, num_tokens - candidate.num_hit_tokens)
+    num_uncached = max(1, num_tokens - num_hit)
     step_s = cost.step_s(min(num_sequences, shape.max_num_seqs), 0, load.num_context_tokens)
     # Steps are packed: the request shares the last one of those before it.
     num_steps_before = num_queued // budget
     num_steps = -(-(num_queued + num_uncached) // budget)
-    wait_s = cost.prefill_s(num_queued) + num_steps_before * step_s
-    work_s = cost.prefill_s(num_uncached) + (num_steps - num_steps_before) * step_s
+    wait_s = view.queued_work_s + num_steps_before * step_s
+    work_s = cost.prefill_s(num_uncached, num_tokens - num_uncached)
+    work_s += (num_steps - num_steps_before) * step_s
     # What the batch lacks, seats or blocks, comes back as running requests end.
     share = (num_sequences + 1 - shape.max_num_seqs) / max(1, shape.max_num_seqs)
     if load.num_blocks:
-        num_blocks = (num_queued + num_uncached) // shape.block_size
+        num_copied = num_host if copy_s else 0
+        num_blocks = (num_queued + num_uncached + num_copied) // shape.block_size
         share = max(share, (num_blocks - load.num_free_blocks) / load.num_blocks)
     if share > 0:
         wait_s += share * step_s * EXPECTED_OUTPUT_TOKENS
-    return Forecast(wait_s, work_s)
-
-
-def start_s(candidate: Candidate, num_tokens: int) -> float:
-    """Predicted seconds until ``candidate`` could sample the request's next token."""
-    return forecast(candidate, num_tokens).start_s
+    return Forecast(wait_s, copy_s, work_s)
 
 
 def sibling_key(hashes: Sequence[bytes], token_ids: Sequence[int]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from router.placement.candidate import Candidate, Ranked, rendezvous, start_s
+from router.placement.candidate import Candidate, Ranked, forecast, rendezvous
 
 MOST_OVER_MEAN = 1.25
 """Share of the mean load that a replica may have before its keys spill over (1 + epsilon of the paper)."""
@@ -81,4 +81,5 @@ def _load(candidate: Candidate) -> tuple[int, int, str]:
 
 
 def _with_costs(ordered: Sequence[Candidate], num_tokens: int) -> list[Ranked]:
-    return [Ranked(candidate, start_s(candidate, num_tokens)) for candidate in ordered]
+    forecasts = [forecast(candidate, num_tokens) for candidate in ordered]
+    return [Ranked(one, told.start_s, told) for one, told in zip(ordered, forecasts, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from router.placement.candidate import KEY_BLOCKS, Candidate, Ranked, rendezvous, start_s
+from router.placement.candidate import KEY_BLOCKS, Candidate, Ranked, rendezvous
 from router.placement.plain_policies import (
     ConsistentHashPolicy,
     LeastLoadPolicy,
@@ -32,7 +32,6 @@ __all__ = [
     "Ranked",
     "RoundRobinPolicy",
     "rendezvous",
-    "start_s",
 ]
 
 

@@ -1,12 +1,13 @@
-"""Which replica holds which blocks: sets of chained block hashes, kept current by the replicas' own events.
+"""Which replica holds which blocks, and in which tier: sets of chained block hashes, kept by the replicas' own events.
 
 Hashes only; knows no tokens, no sockets, no clock. A hash covers everything before its block, and engines
-free a chain's tail first, so what a replica holds of a chain is a prefix of it. ``match`` relies on that:
-it halves its way to the first missing block instead of looking at each. Should an engine ever keep a block
-beyond a hole, the answer is an estimate that is off, never a wrong result.
+free a chain's tail first, so what a replica holds of a chain is a prefix of it, the first part of that on the
+device and the rest in host memory. ``match`` relies on that: it halves its way to the first missing block instead
+of looking at each. Should an engine ever keep a block beyond a hole, the answer is an estimate that is off, never
+a wrong result.
 
 A pair of replica and block takes about 100 bytes (a 16-byte ``bytes`` object and its place in a set), a
-replica 60 kB more.
+replica 60 kB more, and as much again once it has blocks in host memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,32 @@ SNAPSHOT_PART = 4096
 """Hashes taken over between two yields: about 1 ms, so an event loop stays responsive."""
 
 
+class _Held:
+    """What one replica holds: no hash is in both tiers."""
+
+    __slots__ = ("device", "host")
+
+    def __init__(self) -> None:
+        self.device = HashSet()
+        self.host: HashSet | None = None
+        """In host memory alone; None until there is a first one."""
+
+    def __len__(self) -> int:
+        return len(self.device) + (len(self.host) if self.host is not None else 0)
+
+    def host_tier(self) -> HashSet:
+        """``host``, made if there is none."""
+        if self.host is None:
+            self.host = HashSet()
+        return self.host
+
+    def discard_all(self, hashes: Sequence[bytes]) -> None:
+        """Remove each from where it is; those not there change nothing."""
+        self.device.discard_all(hashes)
+        if self.host is not None:
+            self.host.discard_all(hashes)
+
+
 class PrefixIndex:
     """Block hashes held by each replica; events are applied in order or not at all.
 
@@ -30,7 +57,7 @@ class PrefixIndex:
     """
 
     def __init__(self, max_hashes: int = 8_000_000) -> None:
-        self._held: dict[str, HashSet] = {}
+        self._held: dict[str, _Held] = {}
         self._next_sequence: dict[str, int] = {}
         self._retired: deque[HashSet] = deque()
         self._num_hashes = 0
@@ -44,15 +71,24 @@ class PrefixIndex:
         return self._num_hashes
 
     def num_hashes_of(self, replica_id: str) -> int:
-        """Blocks that ``replica_id`` is known to hold."""
+        """Blocks that ``replica_id`` is known to hold, on its device or in host memory."""
         return len(self._held.get(replica_id, ()))
 
     def is_current(self, replica_id: str) -> bool:
         """True from a snapshot on until a gap."""
         return replica_id in self._next_sequence
 
-    def apply(self, replica_id: str, first_sequence: int, stored: bytes, evicted: bytes) -> bool:
-        """Apply one message of events: first stored, then evicted, 16 bytes each.
+    def apply(
+        self, replica_id: str, first_sequence: int, stored: bytes, evicted: bytes, offloaded: bytes = b""
+    ) -> bool:
+        """Apply one message of events, 16 bytes each.
+
+        Args:
+            replica_id: whose events these are.
+            first_sequence: number of the first of them.
+            stored: now on the device.
+            evicted: now nowhere; the last to be applied.
+            offloaded: now in host memory alone; applied after ``stored``.
 
         Returns:
             False if events before ``first_sequence`` are missing: nothing was changed, and nothing more will
@@ -68,31 +104,43 @@ class PrefixIndex:
         before = len(held)
         if stored:
             fresh = _split(stored)
-            room = self._max_hashes - self._num_hashes
-            if len(fresh) > room:
-                self.num_dropped += len(fresh) - room
-                fresh = fresh[:room]
-            held.add_all(fresh)
+            if held.host is not None:
+                held.host.discard_all(fresh)
+            held.device.add_all(self._fitting(fresh, len(held) - before))
+        if offloaded:
+            moved = _split(offloaded)
+            held.device.discard_all(moved)
+            held.host_tier().add_all(self._fitting(moved, len(held) - before))
         if evicted:
             held.discard_all(_split(evicted))
         self._num_hashes += len(held) - before
-        self._next_sequence[replica_id] = expected + (len(stored) + len(evicted)) // HASH_BYTES
+        self._next_sequence[replica_id] = (
+            expected + (len(stored) + len(offloaded) + len(evicted)) // HASH_BYTES
+        )
         self.sweep()
         return True
 
-    def load_snapshot(self, replica_id: str, next_sequence: int, hashes: bytes) -> Iterator[None]:
+    def load_snapshot(
+        self, replica_id: str, next_sequence: int, hashes: bytes, host_hashes: bytes = b""
+    ) -> Iterator[None]:
         """Replace what is known of a replica, in parts of about a millisecond; run it to its end.
 
         The old state answers until the last part; apply no events of this replica meanwhile.
+
+        Args:
+            replica_id: whose blocks these are.
+            next_sequence: number of the first event after the snapshot.
+            hashes: on the device, 16 bytes each.
+            host_hashes: in host memory alone.
         """
-        fresh = HashSet()
-        room = self._max_hashes - self._num_hashes + self.num_hashes_of(replica_id)
-        for start in range(0, len(hashes), SNAPSHOT_PART * HASH_BYTES):
-            part = _split(hashes[start : start + SNAPSHOT_PART * HASH_BYTES])
-            taken = part[: max(0, room - len(fresh))]
-            self.num_dropped += len(part) - len(taken)
-            fresh.add_all(taken)
-            yield
+        fresh = _Held()
+        num_before = self.num_hashes_of(replica_id)
+        for packed, is_host in ((hashes, False), (host_hashes, True)):
+            for start in range(0, len(packed), SNAPSHOT_PART * HASH_BYTES):
+                part = _split(packed[start : start + SNAPSHOT_PART * HASH_BYTES])
+                tier = fresh.host_tier() if is_host else fresh.device
+                tier.add_all(self._fitting(part, len(fresh) - num_before))
+                yield
         self._retire(replica_id)
         self._held[replica_id] = fresh
         self._num_hashes += len(fresh)
@@ -107,23 +155,15 @@ class PrefixIndex:
         self._retire(replica_id)
         self._next_sequence.pop(replica_id, None)
 
-    def match(self, replica_id: str, hashes: Sequence[bytes]) -> int:
-        """Number of leading blocks of the chain that ``replica_id`` holds."""
+    def match(self, replica_id: str, hashes: Sequence[bytes]) -> tuple[int, int]:
+        """How many leading blocks of the chain are on ``replica_id``'s device, and how many after them on its host."""
         held = self._held.get(replica_id)
-        if not held or not hashes:
-            return 0
-        parts, first = held.parts, hashes[0]
-        if first not in parts[first[0]]:
-            return 0
-        found, end = 1, len(hashes)  # the first missing block is in found..end
-        while found < end:
-            middle = (found + end) // 2
-            block_hash = hashes[middle]
-            if block_hash in parts[block_hash[0]]:
-                found = middle + 1
-            else:
-                end = middle
-        return found
+        if held is None:
+            return 0, 0
+        num_device = _first_missing(held.device.parts, hashes, 0)
+        if not held.host:
+            return num_device, 0
+        return num_device, _first_missing(held.host.parts, hashes, num_device) - num_device
 
     def sweep(self) -> None:
         """Free a part of what is forgotten, so that no call stalls on a large replica."""
@@ -136,13 +176,39 @@ class PrefixIndex:
         assert self._num_hashes <= self._max_hashes, "the index outgrew its bound"
         assert self._next_sequence.keys() <= self._held.keys(), "a replica is current but holds no set"
         for held in self._held.values():
-            assert all(len(h) == HASH_BYTES for h in islice(held, 64)), "a hash has a wrong length"
+            for tier in (held.device, held.host or ()):
+                assert all(len(h) == HASH_BYTES for h in islice(tier, 64)), "a hash has a wrong length"
+            assert not held.host or not set(held.host) & set(held.device), "a hash is in two tiers"
+
+    def _fitting(self, hashes: list[bytes], num_grown: int) -> list[bytes]:
+        """As many of the hashes as there is room for, where so many have been added and are not counted yet."""
+        room = max(0, self._max_hashes - self._num_hashes - num_grown)
+        self.num_dropped += max(0, len(hashes) - room)
+        return hashes[:room]
 
     def _retire(self, replica_id: str) -> None:
         held = self._held.pop(replica_id, None)
         if held:
             self._num_hashes -= len(held)
-            self._retired.append(held)
+            self._retired.append(held.device)
+            if held.host is not None:
+                self._retired.append(held.host)
+
+
+def _first_missing(parts: Sequence[set[bytes]], hashes: Sequence[bytes], start: int) -> int:
+    """Place, from ``start`` on, of the first hash that is in no part, as if those that are were a prefix."""
+    end = len(hashes)
+    if start == end or hashes[start] not in parts[hashes[start][0]]:
+        return start
+    found = start + 1  # the first missing block is in found..end
+    while found < end:
+        middle = (found + end) // 2
+        block_hash = hashes[middle]
+        if block_hash in parts[block_hash[0]]:
+            found = middle + 1
+        else:
+            end = middle
+    return found
 
 
 def _split(hashes: bytes) -> list[bytes]:

@@ -2,7 +2,8 @@
 
 A cost has four parts, all in seconds:
 
-*own*: when the request is predicted to start there (``forecast``).
+*own*: when the request is predicted to start there (``forecast``), with what copies from host memory take; they
+hold nobody else up.
 
 *evicted*: tokens that are computed displace cached ones, each of which would have been found again a number
 of times before its end. So work costs once more its own length times that number.
@@ -55,7 +56,7 @@ class PrefixPolicy:
         cheapest = min(range(len(costs)), key=costs.__getitem__)
         limit = costs[cheapest] + NEARLY_EQUAL * forecasts[cheapest].start_s
         order = sorted(range(len(costs)), key=lambda i: _place(costs[i], limit, key, candidates[i]))
-        ranked = [Ranked(candidates[i], costs[i]) for i in order]
+        ranked = [Ranked(candidates[i], costs[i], forecasts[i]) for i in order]
         best = order[0]
         self._traffic.note(
             busy_share=sum(candidate.view.is_prefilling for candidate in candidates) / len(candidates),
@@ -77,8 +78,8 @@ class PrefixPolicy:
         bound_harm = bound * rate / (1 - traffic.utilization)
         free_harm = (1 - bound) * rate * len(forecasts) / 2
         costs = []
-        for wait_s, work_s in forecasts:
-            start_s = wait_s + work_s
+        for wait_s, copy_s, work_s in forecasts:
+            start_s = wait_s + copy_s + work_s
             least_s = min(
                 start_s, second if wait_s <= least else least
             )  # the smallest backlog, with this request

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.brain_messages import Load
-from workers.engine.cost_model import CostModel
+from workers.engine.cost_model import CostModel, attended
 
 STEPS_TO_SETTLE = 2
 """Step messages after which a request shows in the load: one may have been under way when it was sent."""
@@ -64,6 +64,7 @@ NO_LOAD = Load(
 @dataclass(slots=True)
 class _Booking:
     num_uncached_tokens: int
+    num_attended: int
     hashes: Sequence[bytes]
     steps_left: int = STEPS_TO_SETTLE
     """Until the load shows it."""
@@ -82,6 +83,7 @@ class ReplicaView:
         self._unseen: dict[str, _Booking] = {}
         """Of the bookings, those that the load does not show."""
         self._unseen_tokens = 0
+        self._unseen_attended = 0
         self._booked_hashes: Counter[bytes] = Counter()
         """Of own bookings and of what is coming for others."""
         self._coming: dict[int | str, Sequence[bytes]] = {}
@@ -97,6 +99,12 @@ class ReplicaView:
     def num_queued_tokens(self) -> int:
         """Uncached prompt tokens that are ahead of a new request: reported and booked."""
         return self.load.num_queued_tokens + self._unseen_tokens
+
+    @property
+    def queued_work_s(self) -> float:
+        """Seconds of prefill work ahead of a new request: reported and booked."""
+        load = self.load
+        return load.cost.queue_s(self.num_queued_tokens, load.num_queued_attended + self._unseen_attended)
 
     @property
     def num_sequences(self) -> int:
@@ -135,11 +143,23 @@ class ReplicaView:
             count += 1
         return count
 
-    def book(self, request_id: str, num_uncached_tokens: int, hashes: Sequence[bytes]) -> None:
-        """Reserve: count a request that is being sent."""
+    def book(
+        self, request_id: str, num_uncached_tokens: int, hashes: Sequence[bytes], num_cached_tokens: int = 0
+    ) -> None:
+        """Reserve: count a request that is being sent.
+
+        Args:
+            request_id: its name.
+            num_uncached_tokens: what will have to be computed of it.
+            hashes: its full blocks.
+            num_cached_tokens: what comes before, which the computed tokens read.
+        """
         self.settle(request_id)
-        self._bookings[request_id] = self._unseen[request_id] = _Booking(num_uncached_tokens, hashes)
+        num_attended = attended(num_uncached_tokens, num_cached_tokens)
+        booking = _Booking(num_uncached_tokens, num_attended, hashes)
+        self._bookings[request_id] = self._unseen[request_id] = booking
         self._unseen_tokens += num_uncached_tokens
+        self._unseen_attended += num_attended
         self._booked_hashes.update(hashes)
 
     def settle(self, request_id: str) -> None:
@@ -183,6 +203,7 @@ class ReplicaView:
         """Raise ``AssertionError`` if the sums disagree with the bookings."""
         assert self._unseen.items() <= self._bookings.items(), "a request is unseen but not booked"
         assert self._unseen_tokens == sum(b.num_uncached_tokens for b in self._unseen.values())
+        assert self._unseen_attended == sum(b.num_attended for b in self._unseen.values())
         hashes = Counter(h for booking in self._bookings.values() for h in booking.hashes)
         hashes.update(h for coming in self._coming.values() for h in coming)
         assert self._num_coming_hashes == sum(map(len, self._coming.values())), "coming blocks are miscounted"
@@ -201,3 +222,4 @@ class ReplicaView:
         booking = self._unseen.pop(request_id, None)
         if booking is not None:
             self._unseen_tokens -= booking.num_uncached_tokens
+            self._unseen_attended -= booking.num_attended

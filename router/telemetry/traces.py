@@ -179,5 +179,7 @@ def _placed(placement: Placement) -> Attributes:
         "shoal.replica": best[0].candidate.view.replica_id,
         "shoal.candidates": [one.candidate.view.replica_id for one in best],
         "shoal.candidates.cost_s": [one.cost_s for one in best],
+        "shoal.candidates.copy_s": [one.forecast.copy_s for one in best],
         "shoal.candidates.cached_tokens": [one.candidate.num_hit_tokens for one in best],
+        "shoal.candidates.host_cached_tokens": [one.candidate.num_host_tokens for one in best],
     }

@@ -60,7 +60,7 @@ def _replica(stream: ReplicaStream) -> dict[str, Any]:
     return state | {
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
-        "queued_work_s": load.cost.prefill_s(load.num_queued_tokens),
+        "queued_work_s": load.queued_work_s,
         "num_blocks": load.num_blocks,
         "num_used_blocks": load.num_blocks - load.num_free_blocks,
         "num_host_blocks": load.num_host_blocks,

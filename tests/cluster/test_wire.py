@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.proto import shoal_pb2 as pb
-from workers.brain_messages import CacheEvents, Load, TokenOutput
+from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import BeamOutput
@@ -111,8 +112,17 @@ def test_an_error_survives_the_wire() -> None:
 
 
 def test_load_and_cache_events_survive_the_wire() -> None:
-    load = Load(1, 2, 3, 4, 5, 6, 0.25, 7, 8, 9, 10, 11, CostModel(0.1, 0.2, 0.3, 0.4))
-    events = CacheEvents(9, [b"a" * 16, b"b" * 16], [b"c" * 16])
+    load = Load(1, 2, 3, 4, 5, 6, 0.25, 7, 8, 9, 10, 11, CostModel(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7))
+    load = msgspec.structs.replace(load, num_queued_attended=12, num_host_blocks=13, num_free_host_blocks=14)
+    events = CacheEvents(9, [b"a" * 16, b"b" * 16], [b"c" * 16], [b"d" * 16])
 
     assert wire.load_from_wire(wire.load_to_wire(load)) == load
     assert wire.cache_events_from_wire(wire.cache_events_to_wire(events)) == events
+
+
+def test_a_snapshot_carries_both_tiers() -> None:
+    message = wire.snapshot_to_wire(CacheSnapshot(7, [b"a" * 16], [b"b" * 16, b"c" * 16]))
+
+    assert message.next_sequence == 7
+    assert wire.split_hashes(message.hashes) == [b"a" * 16]
+    assert wire.split_hashes(message.host_hashes) == [b"b" * 16, b"c" * 16]

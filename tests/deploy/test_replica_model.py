@@ -14,7 +14,7 @@ def test_a_replica_model_keeps_defaults_for_what_its_file_leaves_out(tmp_path) -
 
     model = read_replica_model(str(path))
 
-    assert model.cost.per_token_s == 1 / 40_000
+    assert model.cost(16).per_token_s == 1 / 40_000
     assert model.num_blocks(16) == 256
     assert model.base_s == BUILT_IN["engine"].base_s
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+from cluster.proto import shoal_pb2 as pb
+from cluster.wire import split_hashes
 from router.scripted_replica import ScriptedReplica
 
 EXPLAIN = {"X-Shoal-Explain": "1"}
@@ -36,6 +38,31 @@ async def test_an_answer_explains_itself_where_asked(make_edge) -> None:
     assert choice["cached_tokens"] == {"device": 0, "host": 0}
     assert choice["queue_s"] == 0.25
     assert (choice["num_preemptions"], choice["num_migrations"]) == (0, 0)
+
+
+async def test_candidates_are_explained_by_tier_and_by_what_their_start_is_made_of(make_edge) -> None:
+    edge = await make_edge(
+        ScriptedReplica(load=pb.Load(per_token_s=1e-3, copy_base_s=0.001, copy_block_s=0.002))
+    )
+    await ask(edge)
+    (replica,) = edge.replicas
+    hashes = split_hashes(replica.submits[0].block_hashes)
+    replica.send_cache(hashes[:1], offloaded=hashes[1:])
+    (view,) = edge.replica_set.open_views
+    (stream,) = edge.replica_set.streams
+    await edge.until(lambda: edge.replica_set.index.num_hashes_of(stream.index_key) == len(hashes))
+
+    ((one,),) = [
+        placement["candidates"]
+        for choice in (await ask(edge)).json()["shoal"]["choices"]
+        for placement in choice["placements"]
+    ]
+
+    size = view.shape.block_size
+    assert one["predicted_cached_tokens"] == {"device": size, "host": (len(hashes) - 1) * size}
+    assert one["copy_s"] == round(0.001 + (len(hashes) - 1) * 0.002, 6)
+    assert one["cost_s"] >= one["wait_s"] + one["copy_s"] + one["work_s"] - 1e-5
+    assert replica.num_resyncs == 0
 
 
 async def test_a_stream_ends_with_its_explanation(make_edge) -> None:

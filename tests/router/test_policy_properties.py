@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.candidate import Candidate, forecast, sibling_key, start_s
+from router.placement.candidate import Candidate, forecast, sibling_key
 from router.placement.policy import (
     POLICIES,
     ConsistentHashPolicy,
@@ -82,13 +82,14 @@ def test_a_start_is_no_later_with_more_cached_and_no_earlier_with_more_queued(
     row: tuple[int, int, int, int, int], more: int
 ) -> None:
     hit, queued, running, free, booked = row
-    now = start_s(candidate("a", *row), NUM_TOKENS)
+    now = forecast(candidate("a", *row), NUM_TOKENS).start_s
 
     cached = candidate("a", min(hit + more, NUM_TOKENS), queued, running, free, booked)
-    assert start_s(cached, NUM_TOKENS) <= now + 1e-9
-    assert start_s(candidate("a", hit, queued + more, running, free, booked), NUM_TOKENS) >= now
-    assert start_s(candidate("a", hit, queued, running, free, booked + more), NUM_TOKENS) >= now
-    assert start_s(candidate("a", hit, queued, running, max(0, free - more), booked), NUM_TOKENS) >= now
+    assert forecast(cached, NUM_TOKENS).start_s <= now + 1e-9
+    assert forecast(candidate("a", hit, queued + more, running, free, booked), NUM_TOKENS).start_s >= now
+    assert forecast(candidate("a", hit, queued, running, free, booked + more), NUM_TOKENS).start_s >= now
+    fuller = candidate("a", hit, queued, running, max(0, free - more), booked)
+    assert forecast(fuller, NUM_TOKENS).start_s >= now
 
 
 def test_a_pool_without_free_blocks_costs_the_wait_for_some() -> None:

@@ -35,6 +35,11 @@ class StepWork:
     """Pairs of a prefill token and a KV token that it reads."""
 
 
+def attended(num_tokens: int, num_context_tokens: int) -> int:
+    """Pairs of one of ``num_tokens`` tokens and a KV token that it reads, where they follow ``num_context_tokens``."""
+    return num_tokens * (num_context_tokens + num_tokens // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Coefficients in seconds. Immutable: ``CostFit`` makes better ones."""
@@ -67,7 +72,10 @@ class CostModel:
 
     def prefill_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
         """Predicted time to compute ``num_tokens`` tokens that follow ``num_context_tokens`` computed ones."""
-        num_attended = num_tokens * (num_context_tokens + num_tokens / 2)
+        return self.queue_s(num_tokens, attended(num_tokens, num_context_tokens))
+
+    def queue_s(self, num_tokens: int, num_attended: int) -> float:
+        """Predicted time to compute prompt tokens of several requests, which attend to KV in so many pairs."""
         return self.per_token_s * num_tokens + self.per_attended_s * num_attended
 
     def prefill_tokens(self, seconds: float, num_context_tokens: int = 0) -> int:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 
 from workers.engine.constraint import masks_of
-from workers.engine.cost_model import CostModel, StepWork
+from workers.engine.cost_model import CostModel, StepWork, attended
 from workers.engine.plan import BlockCopy, Branch, Fork, LateMasks, NewRow, StepPlan, TailCopy
 from workers.engine.request_state import RequestState
 
@@ -179,10 +179,7 @@ class Draft:
             len(decodes.rows),
             sum(prefills.num_tokens),
             sum(decodes.starts),
-            sum(
-                count * (start + count // 2)
-                for start, count in zip(prefills.starts, prefills.num_tokens, strict=True)
-            ),
+            sum(map(attended, prefills.num_tokens, prefills.starts)),
         )
         return plan, LaunchedStep(self.step_id, sampling, work, deferred)
 

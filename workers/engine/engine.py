@@ -21,7 +21,7 @@ from workers.engine.beam_group import BeamGroup
 from workers.engine.beam_search import BeamSearch
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Constraint, Matcher, late_masks_of
-from workers.engine.cost_model import CostFit, CostModel
+from workers.engine.cost_model import CostFit, CostModel, attended
 from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
@@ -225,7 +225,8 @@ class Engine:
     def load(self) -> Load:
         """How busy the engine is now."""
         scheduler, cache = self._scheduler, self._scheduler.cache
-        num_context, num_slots, num_queued = 0, 0, scheduler.num_waiting_tokens
+        num_context, num_slots = 0, 0
+        num_queued, num_attended = scheduler.work.num_tokens, scheduler.work.num_attended
         for request in scheduler.running:
             num_computed = request.num_computed
             num_context += num_computed
@@ -233,6 +234,10 @@ class Engine:
             num_lag = len(request.token_ids) + request.num_in_flight - num_computed
             if num_lag > 1:
                 num_queued += num_lag
+                num_attended += attended(num_lag, num_computed)
+        for request in scheduler.loading:
+            num_queued += request.num_lag
+            num_attended += attended(request.num_lag, request.num_computed)
         return Load(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + len(scheduler.loading),
@@ -257,6 +262,7 @@ class Engine:
             num_forked_blocks=cache.num_forked_blocks,
             num_tail_copies=cache.num_tail_copies,
             step_error_p50=self.step_error_p50,
+            num_queued_attended=num_attended,
         )
 
     def drain_cache_events(self) -> CacheEvents | None:

@@ -97,6 +97,13 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Since start: shared blocks that were copied since one of those that share them wrote to it."""
     step_error_p50: float = 0.0
     """Median error of the cost model over the last hundred steps, relative to what they took."""
+    num_queued_attended: int = 0
+    """Pairs of a queued token and a KV token that it will read."""
+
+    @property
+    def queued_work_s(self) -> float:
+        """Seconds of prefill work that is ahead."""
+        return self.cost.queue_s(self.num_queued_tokens, self.num_queued_attended)
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):

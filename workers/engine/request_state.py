@@ -60,6 +60,7 @@ class RequestState:
         "load_step_id",
         "max_len",
         "min_len",
+        "num_attended_estimate",
         "num_cached_tokens",
         "num_computed",
         "num_host_cached_tokens",
@@ -136,6 +137,8 @@ class RequestState:
         """Tokens known when it last entered the batch."""
         self.num_uncached_estimate = 0
         """While waiting: tokens to compute, by the prefix cache as it was when it was queued."""
+        self.num_attended_estimate = 0
+        """Pairs of those tokens and the KV tokens that they read."""
         self.num_preemptions = 0
         self.reported = False
         self.constraint: Constraint | None = None

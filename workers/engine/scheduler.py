@@ -72,9 +72,9 @@ class Scheduler:
         return self._running
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Tokens that waiting requests will have to compute, as far as can be told."""
-        return self._work.num_tokens
+    def work(self) -> WaitingWork:
+        """What waiting requests will have to compute, as far as can be told."""
+        return self._work
 
     def enqueue(self, request: RequestState) -> None:
         """Let a request wait for its turn; the leader of a search waits for all its beams."""

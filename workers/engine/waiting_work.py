@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
+from workers.engine.cost_model import attended
 from workers.engine.kv_cache import KVCache
 from workers.engine.request_state import RequestState
 
@@ -19,17 +20,23 @@ class WaitingWork:
         self._claimed: set[bytes] = set()
         """Blocks that waiting requests will compute: later ones with the same beginning will find them."""
         self.num_tokens = 0
+        self.num_attended = 0
+        """Pairs of these tokens and the KV tokens that they will read."""
 
     def add(self, request: RequestState) -> None:
         """Count a request that begins to wait."""
         num_known = len(request.token_ids) + request.num_in_flight
         num_cached = self._cache.find_prefix(request).num_tokens
-        request.num_uncached_estimate = num_known - num_cached - self._claim(request, num_cached)
-        self.num_tokens += request.num_uncached_estimate
+        num_uncached = num_known - num_cached - self._claim(request, num_cached)
+        request.num_uncached_estimate = num_uncached
+        request.num_attended_estimate = attended(num_uncached, num_known - num_uncached)
+        self.num_tokens += num_uncached
+        self.num_attended += request.num_attended_estimate
 
     def remove(self, request: RequestState) -> None:
         """Count a request no longer."""
         self.num_tokens -= request.num_uncached_estimate
+        self.num_attended -= request.num_attended_estimate
         self._claimed.difference_update(request.claims)
         request.claims = []
 
@@ -38,6 +45,9 @@ class WaitingWork:
         requests = list(waiting)
         assert sum(request.num_uncached_estimate for request in requests) == self.num_tokens, (
             "waiting tokens are miscounted"
+        )
+        assert sum(request.num_attended_estimate for request in requests) == self.num_attended, (
+            "what waiting tokens attend to is miscounted"
         )
         claims = [block_hash for request in requests for block_hash in request.claims]
         assert len(claims) == len(set(claims)), "a block is claimed twice"

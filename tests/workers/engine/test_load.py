@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from workers.engine.cost_model import attended
 from workers.engine.plan import StepResult, TokenLogprobs
 
 
@@ -31,6 +32,34 @@ def test_tokens_in_the_cache_are_not_queued_work(make_bench) -> None:
     bench.add(prompt)
 
     assert bench.engine.load().num_queued_tokens == 1
+
+
+def test_queued_work_knows_what_each_token_will_read(make_bench) -> None:
+    bench = make_bench(max_num_seqs=1, max_num_batched_tokens=8, block_size=4)
+    bench.add(12)
+    bench.add(10)
+
+    bench.step()  # eight of the first one's twelve tokens are computed
+
+    assert bench.engine.load().num_queued_attended == attended(4, 8) + attended(10, 0)
+
+
+def test_a_request_whose_blocks_are_on_their_way_is_queued_work(make_bench) -> None:
+    bench = make_bench(
+        num_blocks=12, block_size=2, num_host_blocks=100, max_num_batched_tokens=12, copy_lag=1
+    )
+    prompt = list(range(200, 209))
+    bench.add(prompt, max_tokens=1)
+    bench.run()
+    for number in range(6):  # until the first prompt's blocks are on the host alone
+        bench.add([number, *range(9)], max_tokens=1)
+        bench.run()
+    bench.add(prompt, max_tokens=2)
+    bench.plan()
+
+    load = bench.engine.load()
+    assert (load.num_running, load.num_waiting) == (0, 1)
+    assert (load.num_queued_tokens, load.num_queued_attended) == (1, attended(1, 8))
 
 
 def test_waste_is_the_share_of_slots_that_hold_no_token(make_bench) -> None:
