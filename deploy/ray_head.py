@@ -107,6 +107,8 @@ def main() -> None:
     """Start, say so, add a node for each line of the input, and stop at its end."""
     from deploy.ray_cluster import start_ray
 
+    # Ray prints what other processes log whenever it likes: the pipe is for answers alone.
+    answers, sys.stdout = sys.stdout, sys.stderr
     port, dashboard_port, num_cpus = map(int, sys.argv[1:4])
     cluster = start_ray(
         host="127.0.0.1",
@@ -116,9 +118,9 @@ def main() -> None:
         dashboard_port=dashboard_port,
         node_labels={WORKER_GROUP_LABEL: sys.argv[4]},
     )
-    print("up", flush=True)
+    print("up", file=answers, flush=True)
     for line in sys.stdin:
-        print(_start_node(int(line)), flush=True)
+        print(_start_node(int(line)), file=answers, flush=True)
     cluster.stop()
 
 
