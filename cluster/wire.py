@@ -220,13 +220,16 @@ def _beam_from_wire(beam: pb.BeamOutput) -> BeamOutput:
 
 def _logprobs_to_wire(entry: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
-        sampled=entry.sampled, top_token_ids=entry.top_token_ids, top_logprobs=entry.top_logprobs
+        sampled=entry.sampled,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+        rank=entry.rank,
     )
 
 
 def _logprobs_from_wire(messages: Iterable[pb.TokenLogprobs]) -> list[TokenLogprobs]:
     return [
-        TokenLogprobs(entry.sampled, list(entry.top_token_ids), list(entry.top_logprobs))
+        TokenLogprobs(entry.sampled, list(entry.top_token_ids), list(entry.top_logprobs), entry.rank)
         for entry in messages
     ]
 

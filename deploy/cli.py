@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import threading
@@ -111,7 +112,14 @@ def _print_ready(url: str, model: str, settings: ServeSettings) -> None:
         ),
         soft_wrap=True,
     )
-    console.print(f"  {trust}{sys.argv[0]} chat --url {url}/v1\n", soft_wrap=True)
+    console.print(f"  {trust}{invocation()} chat --url {url}/v1\n", soft_wrap=True)
+
+
+def invocation() -> str:
+    """How this process was started, for a reader to type again."""
+    if Path(sys.argv[0]).suffix == ".py":  # ``python -m shoal`` names the module's file
+        return f"{shlex.quote(sys.executable)} -m shoal"
+    return shlex.quote(sys.argv[0])
 
 
 def main() -> None:

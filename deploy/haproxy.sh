@@ -1,8 +1,9 @@
 #!/bin/sh
 # Stands before Ray's HAProxy binary: Ray writes a configuration that binds its metrics and statistics pages on
 # every interface, whatever host was asked for, and knows no TLS. Bind the pages where SHOAL_HOST says; where
-# SHOAL_TLS_BUNDLE names a certificate, let the endpoint speak TLS on SHOAL_TLS_BIND. Drop ids of requests and
-# sessions that are no plain word, since Ray Serve answers 500 where one is no UTF-8. Give its own errors the API's form. Then become
+# SHOAL_TLS_BUNDLE names a certificate, let the endpoint speak TLS on SHOAL_TLS_BIND. Ray Serve answers 500
+# where an id of a request or a session is no UTF-8: drop the one if it is no plain word, and make the other one that the
+# ingress refuses. Give its own errors the API's form. Then become
 # HAProxy.
 set -eu
 config=
@@ -14,8 +15,8 @@ done
 if [ -n "$config" ] && [ -f "$config" ]; then
     sed -i -E "s/^([[:space:]]*bind[[:space:]]+)(\*|0\.0\.0\.0)?:([0-9]+)/\1${SHOAL_HOST}:\3/" "$config"
     sed -i -E '/^frontend http_frontend[[:space:]]*$/a\
-    http-request del-header x-request-id unless { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }\
-    http-request del-header x-session-id unless { req.hdr(x-session-id) -m reg ^[!-~]{1,256}$ }' "$config"
+    http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }\
+    http-request set-header x-session-id "not one word" if { req.fhdr(x-session-id) -m found } !{ req.fhdr(x-session-id) -m reg ^[!-~]{0,256}$ } or { req.fhdr_cnt(x-session-id) gt 1 }' "$config"
     sed -i -E -e '/^[[:space:]]*errorfile 50[234] /d' -e "/^defaults[[:space:]]*$/r ${0%/*}/haproxy_errors.cfg" "$config"
     if [ -n "${SHOAL_TLS_BUNDLE:-}" ]; then
         port=${SHOAL_TLS_BIND##*:}

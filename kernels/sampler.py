@@ -69,8 +69,10 @@ def likeliest(logits: Tensor, vocab: VocabShard | None = None) -> Tensor:
 
 def log_probabilities(
     logits: Tensor, token_ids: Tensor, num_top: int, vocab: VocabShard | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each row's token, and its ``num_top`` likeliest ids with theirs, descending.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return each row's token's log-probability, the ``num_top`` likeliest ids with theirs, descending, and its rank.
+
+    A token's rank is 1 more than the number of likelier ones.
 
     Args:
         logits: [num_rows, vocab] float32.
@@ -90,9 +92,13 @@ def log_probabilities(
     parts = vocab.side_by_side(torch.cat([column.double() for column in columns], dim=1))
     mass, told, values, ids = parts.view(num_rows, -1, 2 + 2 * num_top).split([1, 1, num_top, num_top], dim=2)
     mass = mass.flatten(1).logsumexp(-1)
+    token_logit = told.flatten(1).amax(-1, keepdim=True)
+    likelier = (logits > token_logit).sum(-1, keepdim=True).double()
+    ranks = 1 + vocab.side_by_side(likelier).view(num_rows, -1).sum(-1).long()
     top = values.flatten(1).topk(num_top, dim=-1)
     top_ids = ids.flatten(1).gather(1, top.indices).long()
-    return (told.flatten(1).amax(-1) - mass).float(), top_ids, (top.values - mass[:, None]).float()
+    own_logprobs = (token_logit.squeeze(1) - mass).float()
+    return own_logprobs, top_ids, (top.values - mass[:, None]).float(), ranks
 
 
 def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class Choice:
                 zip(found.top_token_ids, found.top_logprobs, strict=True), 1
             )
         }
-        candidates.setdefault(token_id, Logprob(found.sampled, None, self._decode(token_id)))
+        candidates.setdefault(token_id, Logprob(found.sampled, found.rank, self._decode(token_id)))
         self._output.logprobs.append(candidates)
         self._output.cumulative_logprob += found.sampled
 

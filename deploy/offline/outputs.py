@@ -14,8 +14,8 @@ class Logprob:
     """Log-probability of one candidate token at one position."""
 
     logprob: float
-    rank: int | None
-    """1 is the likeliest; None for a sampled token outside the top candidates."""
+    rank: int
+    """1 is the likeliest."""
     decoded_token: str | None
 
 

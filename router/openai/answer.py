@@ -16,12 +16,13 @@ from router.generation import Delta, Generation
 from router.ingress import Ingress
 from router.openai import sse
 from router.openai.errors import error_object, internal_error_object
+from router.openai.header_wishes import HeaderWishes, header_wishes
 from router.openai.heartbeat import EventWriter
 from router.openai.metrics import GenerationTimer
 from router.telemetry.request_log import log_request
 from router.tenancy.gate import Admission
 from router.tenancy.keys import ANYBODY, Tenant
-from workers.engine.errors import ShoalError
+from workers.engine.errors import InvalidRequest, ShoalError
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +80,13 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
-        self._is_explained = _header(scope, b"x-shoal-explain") not in ("", "0")
+        wishes = self._wishes(scope)
+        self._is_explained = wishes.is_explained
         self._http_id = scope.get("state", {}).get("request_id", "")
         tenant: Tenant = scope["state"].get("tenant", ANYBODY)
         ingress: Ingress = scope["app"].state.ingress
-        session = _header(scope, b"x-session-id")
-        if session:
-            self.generation.join_session(session)
+        if wishes.session:
+            self.generation.join_session(wishes.session)
         admission = self.admit(tenant, ingress)
         ingress.ledger.begin(self.generation, self._http_id, tenant.name)
         trace = None
@@ -111,6 +112,13 @@ class GenerationResponse(Response):
             log_request(self._http_id, tenant.name, self.generation, self.timer)
             if trace is not None:
                 trace.end()
+
+    def _wishes(self, scope: Scope) -> HeaderWishes:
+        try:
+            return header_wishes(scope["headers"])
+        except InvalidRequest:
+            self.timer.end(self.generation)
+            raise
 
     def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
         """Let the caller's request in, as far as its key reaches; before anything runs.
@@ -190,12 +198,6 @@ class GenerationResponse(Response):
         finally:
             generation.close()
             self.timer.end(generation)
-
-
-def _header(scope: Scope, wanted: bytes) -> str:
-    """A header of the request, its first where there are several; empty: it has none."""
-    values = (value.decode("latin-1").strip() for name, value in scope["headers"] if name == wanted)
-    return next(values, "")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

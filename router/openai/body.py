@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import Request
 
-from router.openai.errors import BodyTooLarge, invalid_body
+from router.openai.errors import BodyEncoded, BodyTooLarge, invalid_body
+from router.openai.json_limits import invalid_json
 from workers.engine.errors import InvalidRequest
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -36,8 +39,12 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
 
     Raises:
         BodyTooLarge: it is longer than ``max_bytes``; no more than that was kept in memory.
+        BodyEncoded: it is compressed.
         InvalidRequest: it is not JSON, or not what ``model`` asks for.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise BodyEncoded(encoding)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes * DRAINED:
         raise BodyTooLarge(max_bytes)
@@ -53,12 +60,20 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
                 break
     if num_bytes > max_bytes:
         raise BodyTooLarge(max_bytes)
-    body = b"".join(pieces)
+    body = b"".join(pieces).removeprefix(codecs.BOM_UTF8)  # which JSON lets a reader ignore (RFC 8259, 8.1)
     _check_width(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise invalid_body(error) from None
+        raise _wrong(body, error) from None
+
+
+def _wrong(body: bytes, error: ValidationError) -> InvalidRequest:
+    try:
+        given = from_json(body)
+    except ValueError as invalid:
+        return invalid_json(body, str(invalid))
+    return invalid_body(error, given)
 
 
 def _check_width(body: bytes) -> None:

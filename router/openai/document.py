@@ -32,6 +32,7 @@ _ERRORS = {
     "404": "No such model, path, request or response.",
     "405": "The method is not allowed on this path.",
     "413": "The body is too long.",
+    "415": "The body is compressed.",
     "429": "All queues are full, or a limit is reached; `Retry-After` says when to come again.",
     "500": "An error of the server.",
     "503": "No replica of the model is available.",

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.openai.json_limits import JsonPath, spelled
 from workers.engine.errors import (
     Forbidden,
     GrammarNotFollowed,
@@ -45,7 +46,12 @@ _TABLE: Mapping[type[ShoalError], _Row] = {
     ShoalError: _Row(500, "server_error", None),
 }
 
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+_HTTP_CODES = {
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_encoding",
+}
 
 
 class BodyTooLarge(HTTPException):
@@ -56,6 +62,17 @@ class BodyTooLarge(HTTPException):
             413,
             f"the body is longer than {limit_bytes} bytes, the limit here: send less",
             {"connection": "close"},
+        )
+
+
+class BodyEncoded(HTTPException):
+    """The body is compressed; it was not read."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            415,
+            f"Content-Encoding {encoding[:80]!r} is not taken: send the body as it is, without that header",
+            {"accept-encoding": "identity"},
         )
 
 
@@ -93,17 +110,21 @@ def internal_error_object() -> dict[str, Any]:
     return _body("internal error", "server_error", None, None)
 
 
-def invalid_body(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong with a body, in words, with the field at fault."""
+def invalid_body(error: ValidationError, given: object = None) -> InvalidRequest:
+    """The first thing that is wrong with a body, in words, with the field at fault.
+
+    Args:
+        given: the body as it came, to tell its fields from pydantic's names of what a field may be; None: not
+            known, and the path is taken as pydantic has it.
+    """
     first = error.errors(include_url=False, include_context=False)[0]
-    param = _param(first["loc"])
+    path = _path(first["loc"], given, is_missing=first["type"] == "missing")
+    param = spelled(path)
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"{param}: this field is not supported", param)
     if param is not None and first["input"] is None and first["type"] != "value_error":
-        return InvalidRequest(f"{param}: {_null(first['loc'])}", param)
+        return InvalidRequest(f"{param}: {_null(path)}", param)
     if param is None and first["type"] == "value_error":
         return InvalidRequest(message)
     if param is None:
@@ -163,18 +184,26 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _null(loc: Sequence[int | str]) -> str:
+def _null(path: JsonPath) -> str:
     """What is wrong with null where it does not mean that a field is absent."""
-    path = [part for part in loc if isinstance(part, int) or not part.startswith("<")]
     return "field required" if len(path) == 1 else "must not be null"
 
 
-def _param(loc: Sequence[int | str]) -> str | None:
-    """``messages[0].role`` for ("messages", 0, "role"); names of forms ("<one>") are left out."""
-    param = ""
-    for part in loc:
-        if isinstance(part, int):
-            param += f"[{part}]"
-        elif not part.startswith("<"):
-            param += f".{part}" if param else part
-    return param or None
+def _path(loc: Sequence[int | str], given: object, *, is_missing: bool) -> JsonPath:
+    """pydantic's ``loc`` without the names that it gives to the forms of a field ("<one>", "bool", "[key]").
+
+    ``is_missing``: the last part names a field that is not there.
+    """
+    if given is None:
+        return tuple(part for part in loc if isinstance(part, int) or not part.startswith("<"))
+    path: list[str | int] = []
+    value: Any = given
+    for number, part in enumerate(loc, start=1):
+        if isinstance(value, dict) and isinstance(part, str):
+            if part in value or (is_missing and number == len(loc)):
+                path.append(part)
+                value = value.get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            path.append(part)
+            value = value[part] if part < len(value) else None
+    return tuple(path)

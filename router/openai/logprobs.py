@@ -49,16 +49,19 @@ class CompletionLogprobs:
 def scored_prompt(
     token_ids: Sequence[int], scores: Sequence[pb.TokenLogprobs], num_top: int, table: TokenTable
 ) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: of each token of the prompt, by token id; nothing is known of the first."""
+    """vLLM's ``prompt_logprobs``: of each token of the prompt, by token id; nothing is known of the first.
+
+    A token that is not among the likeliest has the rank that it has among all.
+    """
     found: list[dict[str, Any] | None] = [None]
     for token_id, score in zip(token_ids[1:], scores, strict=True):
         ranked = list(zip(score.top_token_ids, score.top_logprobs, strict=True))[:num_top]
-        ranks = {i: rank for rank, (i, _) in enumerate(ranked, start=1)}
+        ranks = {token_id: score.rank or None, **{i: rank for rank, (i, _) in enumerate(ranked, start=1)}}
         found.append(
             {
                 str(i): {
                     "logprob": _finite(value),
-                    "rank": ranks.get(i),
+                    "rank": ranks[i],
                     "decoded_token": _spelling(i, table),
                 }
                 for i, value in [(token_id, score.sampled), *ranked]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from router.openai.structured import StructuredFields
+from router.openai.structured import StructuredFields, said_as
 from router.openai.tools_schema import ChatTool, ToolCall, ToolChoice
 
 _MAX_SEED = 2**64 - 1
@@ -115,7 +115,9 @@ class SamplingBody(WithoutEffect, StructuredFields):
     """Search for the ``n`` likeliest outputs instead of sampling."""
     length_penalty: float | None = Field(None, ge=-100, le=100)
     """Of a beam search, whose outputs are ranked by log-probability / length ** penalty. (default: 1)"""
-    early_stopping: Annotated[bool | Literal["never"], Field(union_mode="left_to_right")] | None = None
+    early_stopping: Annotated[bool | Literal["never"], said_as('must be true, false or "never"')] | None = (
+        None
+    )
     """Of a beam search: once enough outputs have ended, stop at once (true), when no beam is better at its present
     length (false), or when none can become better (``never``, the default)."""
     prompt_logprobs: int | None = Field(None, ge=0)

@@ -38,7 +38,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", populate_by_name=True)
 
 
-def _said_as(words: str) -> WrapValidator:
+def said_as(words: str) -> WrapValidator:
     """An error in our words, where a field has several types and pydantic would name each."""
 
     def check(value: object, handler: ValidatorFunctionWrapHandler) -> object:
@@ -51,9 +51,11 @@ def _said_as(words: str) -> WrapValidator:
 
 
 _SchemaObject = Annotated[
-    dict[str, Any] | bool, _said_as("must be a JSON schema: an object, or true or false")
+    dict[str, Any] | bool, said_as("must be a JSON schema: an object, or true or false")
 ]
-_SpelledSchema = Annotated[dict[str, Any] | str, _said_as("must be a JSON schema: an object, or its text")]
+_SpelledSchema = Annotated[
+    dict[str, Any] | bool | str, said_as("must be a JSON schema: an object, true or false, or its text")
+]
 
 
 class JsonSchema(_Strict):
@@ -229,7 +231,7 @@ def _schema_of(body: StructuredFields) -> Schema | None:
 
 def _vllm_wishes(
     prefix: str,
-    schema: dict[str, Any] | str | None,
+    schema: dict[str, Any] | bool | str | None,
     regex: str | None,
     choice: list[str] | None,
     grammar: str | None,
@@ -249,7 +251,7 @@ def _vllm_wishes(
     return wishes
 
 
-def _parsed(schema: dict[str, Any] | str) -> dict[str, Any] | bool:
+def _parsed(schema: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
     if not isinstance(schema, str):
         return schema
     found = orjson.loads(schema)

@@ -83,7 +83,7 @@ def test_an_output_survives_the_wire() -> None:
         [5, 6],
         FinishReason.STOP,
         6,
-        [TokenLogprobs(-0.5, [5], [-0.5]), TokenLogprobs(-1.5, [], [])],
+        [TokenLogprobs(-0.5, [5], [-0.5], 1), TokenLogprobs(-1.5, [], [], 7)],
         32,
         1,
         waited_s=0.25,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import invocation
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
 
@@ -174,3 +175,18 @@ def test_chat_answers_and_remembers(cluster: ServedCluster) -> None:
     assert done.returncode == 0, done.stderr
     assert "Gravity" in done.stdout
     assert "/new starts over" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "typed"),
+    [
+        ("/opt/env/bin/shoal", "/opt/env/bin/shoal"),
+        ("/my env/bin/shoal", "'/my env/bin/shoal'"),
+        ("/opt/site-packages/shoal.py", f"{sys.executable} -m shoal"),
+        ("/opt/site-packages/deploy/cli.py", f"{sys.executable} -m shoal"),
+    ],
+)
+def test_the_line_to_try_is_one_that_can_be_typed(monkeypatch, first: str, typed: str) -> None:
+    monkeypatch.setattr(sys, "argv", [first, "serve"])
+
+    assert invocation() == typed

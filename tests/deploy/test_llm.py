@@ -124,6 +124,22 @@ def test_choices_differ_and_a_seed_repeats_them(llm: LLM) -> None:
     assert len({tuple(token_ids) for token_ids in first}) == 3
 
 
+def test_a_sampled_token_has_its_rank_among_all(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=24, temperature=2, seed=1, logprobs=1, ignore_eos=True)
+
+    output = llm.generate("A story:", params, use_tqdm=False)[0].outputs[0]
+
+    assert output.logprobs is not None
+    found = [
+        candidates[token_id] for token_id, candidates in zip(output.token_ids, output.logprobs, strict=True)
+    ]
+    best = [max(one.logprob for one in candidates.values()) for candidates in output.logprobs]
+    assert [one.rank == 1 for one in found] == [
+        one.logprob == top for one, top in zip(found, best, strict=True)
+    ]
+    assert max(one.rank for one in found) > 1
+
+
 def test_logprobs_of_greedy_tokens_rank_first(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=2)
 

@@ -94,19 +94,22 @@ def test_a_configuration_without_a_line_for_tls_is_not_started(tmp_path: Path) -
     assert "no line to put TLS on" in done.stderr
 
 
-def test_ids_that_are_no_plain_word_are_dropped_at_the_endpoint_alone(tmp_path: Path) -> None:
+def test_ids_that_are_no_plain_word_are_dropped_or_made_refusable_at_the_endpoint_alone(
+    tmp_path: Path,
+) -> None:
     config = "frontend prometheus\n    bind :9101\nfrontend http_frontend\n    bind 127.0.0.1:8443\n"
 
     start_haproxy(tmp_path, config)
 
     lines = (tmp_path / "haproxy.cfg").read_text().splitlines()
     rules = [
-        "http-request del-header x-request-id unless { req.hdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }",
-        "http-request del-header x-session-id unless { req.hdr(x-session-id) -m reg ^[!-~]{1,256}$ }",
+        "http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }",
+        'http-request set-header x-session-id "not one word" if { req.fhdr(x-session-id) -m found } '
+        "!{ req.fhdr(x-session-id) -m reg ^[!-~]{0,256}$ } or { req.fhdr_cnt(x-session-id) gt 1 }",
     ]
     first = lines.index("frontend http_frontend") + 1
     assert [line.strip() for line in lines[first : first + 2]] == rules
-    assert sum("del-header" in line for line in lines) == 2
+    assert sum("-id" in line for line in lines) == 2
 
 
 @pytest.mark.slow

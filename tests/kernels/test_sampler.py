@@ -196,9 +196,10 @@ def test_penalties_follow_their_definitions() -> None:
 def test_log_probabilities_are_those_of_the_whole_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
 
-    sampled, ids, values = log_probabilities(logits, torch.tensor([1]), num_top=2)
+    sampled, ids, values, ranks = log_probabilities(logits, torch.tensor([1]), num_top=2)
 
     want = logits.log_softmax(-1)[0]
     assert sampled.item() == pytest.approx(want[1].item())
     assert ids.tolist() == [[3, 2]]
+    assert ranks.tolist() == [3]
     torch.testing.assert_close(values[0], want[[3, 2]])

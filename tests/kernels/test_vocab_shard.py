@@ -135,7 +135,9 @@ def test_log_probabilities_are_those_of_the_whole_vocabulary(parts: list[range],
         lambda shard: log_probabilities(logits[:, shard.own.start : shard.own.stop], tokens, num_top, shard),
     )
 
-    for own, ids, values in [*found, log_probabilities(logits, tokens, num_top)]:
+    for own, ids, values, ranks in [*found, log_probabilities(logits, tokens, num_top)]:
         torch.testing.assert_close(own, want.gather(1, tokens[:, None]).squeeze(1), atol=1e-5, rtol=0)
         assert torch.equal(logits.gather(1, ids), logits.topk(num_top, dim=-1).values)
         torch.testing.assert_close(values, want.gather(1, ids), atol=1e-5, rtol=0)
+        order = logits.argsort(-1, descending=True)
+        assert torch.equal(order.gather(1, ranks[:, None] - 1).squeeze(1), tokens)

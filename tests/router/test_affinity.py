@@ -41,7 +41,7 @@ async def test_a_session_goes_to_the_same_replica_from_every_ingress(make_edge) 
     await second.until(lambda: len(second.replica_set.open_views) == NUM_REPLICAS)
 
     for number in range(8):
-        session = {"X-Session-Id": f"session {number}"}
+        session = {"X-Session-Id": f"session-{number}"}
         assert await where(first, 1, session) == await where(second, 2, session)
 
 

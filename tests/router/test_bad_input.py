@@ -170,14 +170,15 @@ SAID: list[tuple[str, dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "must be a JSON schema: an object, or true or false",
     ),
-    ("chat/completions", {"guided_json": 7}, "guided_json", "must be a JSON schema: an object, or its text"),
+    ("chat/completions", {"guided_json": 7}, "guided_json", "an object, true or false, or its text"),
     (
         "chat/completions",
         {"structured_outputs": {"json": [1]}},
         "structured_outputs.json",
-        "must be a JSON schema: an object, or its text",
+        "must be a JSON schema: an object, true or false, or its text",
     ),
-    ("chat/completions", {"guided_json": False}, "guided_json", "must be a JSON schema"),
+    ("chat/completions", {"guided_json": False}, "guided_json", "nothing can match the schema false"),
+    ("chat/completions", {"early_stopping": 3}, "early_stopping", 'must be true, false or "never"'),
     (
         "chat/completions",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},

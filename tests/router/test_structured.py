@@ -57,6 +57,7 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ["{ "],
     ),
     ({"guided_json": SCHEMA}, [PERSON], ["{}"]),
+    ({"guided_json": True}, ["1", '{"a": [null]}'], ["a"]),
     ({"guided_regex": r"\d+ \w"}, ["12 a"], ["a"]),
     ({"guided_choice": ["yes", "no"]}, ["no"], ["maybe"]),
     ({"guided_grammar": 'start: "a"+ "b"'}, ["aab"], ["b"]),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from router.scripted_replica import ScriptedReplica
-from workers.engine.constraint import GrammarFailed
 
 WEATHER = {
     "type": "function",
@@ -178,35 +177,6 @@ async def test_a_call_that_is_demanded_matches_its_schema(
     assert arguments["city"] in ("Bonn", "Rome")
     assert 1 <= arguments["days"] <= 9
     assert (message["content"], found) == (None, reason)
-
-
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "json"])
-async def test_a_demanded_call_has_no_arguments_but_those_that_are_listed(
-    make_edge, byte_vocabulary, engine_replica, parser: str
-) -> None:
-    edge = await make_edge(ScriptedReplica(), served={"tool_call_parser": parser})
-    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
-    parameters = {"type": "object", "properties": {"a": inner}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    choice = {"type": "function", "function": {"name": "f"}}
-    await edge.chat(tools=[tool], tool_choice=choice, max_tokens=1)
-    compiler = engine_replica.EngineReplica(byte_vocabulary).grammars
-    begin, end = {"hermes": ("<tool_call>\n", "\n</tool_call>"), "mistral": ("[TOOL_CALLS][", "]")}.get(
-        parser, ("", "")
-    )
-    key = "parameters" if parser == "llama3_json" else "arguments"
-
-    def is_allowed(arguments: str) -> bool:
-        matcher = compiler.matcher(edge.replica.submits[0].params.grammar)
-        try:
-            for byte in f'{begin}{{"name": "f", "{key}": {arguments}}}{end}'.encode():
-                matcher.accept(byte)
-        except GrammarFailed:
-            return False
-        return matcher.is_accepting
-
-    assert [text for text in ("{}", '{"a":{}}', '{"a":{"b":1}}') if not is_allowed(text)] == []
-    assert [text for text in ('{"c":1}', '{"a":{"c":1}}', '{"a":{},"c":1}') if is_allowed(text)] == []
 
 
 async def test_a_strict_tool_matches_its_schema_where_the_model_is_free(

@@ -158,6 +158,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_token_ids: list[int]
     top_logprobs: list[float]
     """Descending."""
+    rank: int = 0
+    """One more than the number of tokens that are likelier than the one that stands there; 0: not told."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):

@@ -292,8 +292,7 @@ class CudaRank(Rank):
         logprobs = self._sample_others(rows, last_positions, logits, places, masks) if places else None
         deferred = self._defer(rows, last_positions, logits, plan.deferred) if plan.deferred else None
         if logprobs is not None:
-            tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
-            logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
+            logprobs = logprobs.moved(_copy_to_host)
         token_ids = self._buffers.fetch(len(rows))
         done = torch.cuda.Event(enable_timing=True)
         done.record()
@@ -317,8 +316,7 @@ class CudaRank(Rank):
         token_ids, logprobs = self._sampler.sample(late.logits, late.rows, allowed)
         self._batch.store([row.row for row in late.rows], [row.position for row in late.rows], token_ids)
         if logprobs is not None:
-            tensors = (logprobs.sampled, logprobs.top_token_ids, logprobs.top_logprobs)
-            late.logprobs = SampledLogprobs(logprobs.num_top, *(_copy_to_host(tensor) for tensor in tensors))
+            late.logprobs = logprobs.moved(_copy_to_host)
         late.token_ids = _copy_to_host(token_ids)
         step.done.record()
 

@@ -21,8 +21,8 @@ LogitsOf = Callable[[Tensor], Tensor]
 _AT_ONCE = 256
 """Tokens whose logits are held at a time: 128 MB at a vocabulary of 128,256."""
 
-Scores = tuple[Tensor, Tensor, Tensor]
-"""Of some tokens in order: log-probability, likeliest tokens, their log-probabilities."""
+Scores = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of some tokens in order: log-probability, likeliest tokens, their log-probabilities, rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,9 @@ class ScoredPrompts:
     def by_row(self, num_rows: int) -> list[list[TokenLogprobs] | None]:
         """Of each sampling row its prompt's tokens from the second on, where asked for; waits for the device."""
         found: list[list[TokenLogprobs] | None] = [None] * num_rows
-        for place, (own, ids, values) in self.scores.items():
-            found[place] = [
-                TokenLogprobs(*one) for one in zip(own.tolist(), ids.tolist(), values.tolist(), strict=True)
-            ]
+        for place, scores in self.scores.items():
+            columns = (column.tolist() for column in scores)
+            found[place] = [TokenLogprobs(*one) for one in zip(*columns, strict=True)]
         return found
 
 
@@ -103,7 +102,7 @@ def _joined(parts: list[Scores], new: NewRow, device: torch.device) -> Scores:
     """All of a prompt's scores; a prompt of one token has none."""
     if not parts:
         nothing = torch.empty(0, device=device)
-        return nothing, nothing.view(0, 0), nothing.view(0, 0)
-    own, ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
+        return nothing, nothing.view(0, 0), nothing.view(0, 0), nothing
+    own, ids, values, ranks = (torch.cat(column) for column in zip(*parts, strict=True))
     assert len(own) == new.num_prompt_tokens - 1, "a part of the prompt was not computed here"
-    return own, ids, values
+    return own, ids, values, ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,12 +45,18 @@ class SampledLogprobs:
     sampled: Tensor
     top_token_ids: Tensor
     top_logprobs: Tensor
+    ranks: Tensor
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> SampledLogprobs:
+        """The same with each tensor where ``move`` brings it."""
+        tensors = (self.sampled, self.top_token_ids, self.top_logprobs, self.ranks)
+        return SampledLogprobs(self.num_top, *map(move, tensors))
 
     def by_row(self) -> list[TokenLogprobs | None]:
         """Return what each row asked for; waits for the device."""
-        sampled, ids, values = self.sampled.tolist(), self.top_token_ids.tolist(), self.top_logprobs.tolist()
-        rows = zip(self.num_top, sampled, ids, values, strict=True)
-        return [None if k is None else TokenLogprobs(one, i[:k], v[:k]) for k, one, i, v in rows]
+        tensors = (self.sampled, self.top_token_ids, self.top_logprobs, self.ranks)
+        rows = zip(self.num_top, *(tensor.tolist() for tensor in tensors), strict=True)
+        return [None if k is None else TokenLogprobs(one, i[:k], v[:k], rank) for k, one, i, v, rank in rows]
 
 
 class RowSampler:

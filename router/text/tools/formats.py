@@ -38,6 +38,17 @@ class Tool:
         """Of its arguments, without such as it does not name."""
         return _NO_ARGUMENTS if self.parameters is None else closed(self.parameters)
 
+    @property
+    def takes_nothing(self) -> bool:
+        """True if its schema allows the empty object alone."""
+        schema = self.schema
+        return (
+            isinstance(schema, Mapping)
+            and {**schema, **_NO_ARGUMENTS} == schema
+            and not schema.get("required")
+            and schema.keys() <= {*_NO_ARGUMENTS, "required", "title", "description", "$schema"}
+        )
+
     def spelled(self) -> dict[str, Any]:
         """As OpenAI's API and chat templates have it."""
         function: dict[str, Any] = {"name": self.name, "description": self.description}
@@ -133,7 +144,8 @@ class ToolFormat:
         for name, tool in zip(functions, tools, strict=True):
             head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments_key}": '
             lines.append(f"{name}: {quoted(head)} arguments_{name} {quoted('}')}")
-            lines.append(f"arguments_{name}: {json_rule(tool.schema)}")
+            arguments = quoted("{}") if tool.takes_nothing else json_rule(tool.schema)
+            lines.append(f"arguments_{name}: {arguments}")
         return "\n".join(lines)
 
     def call(self, function: str, literal: Literal) -> str:

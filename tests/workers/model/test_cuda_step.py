@@ -18,7 +18,9 @@ class Clock:
 
 
 def make_logprobs(value: float) -> SampledLogprobs:
-    return SampledLogprobs([1], torch.tensor([value]), torch.tensor([[7]]), torch.tensor([[value]]))
+    return SampledLogprobs(
+        [1], torch.tensor([value]), torch.tensor([[7]]), torch.tensor([[value]]), torch.tensor([1])
+    )
 
 
 def test_rows_that_waited_for_masks_stand_among_the_others() -> None:
@@ -31,5 +33,5 @@ def test_rows_that_waited_for_masks_stand_among_the_others() -> None:
     result = step.result(CopyReport(copied=2, num_blocks=5))
 
     assert (result.step_id, result.token_ids, result.elapsed_s) == (3, [4, 8, 6], 0.004)
-    assert result.logprobs == [None, TokenLogprobs(-2.0, [7], [-2.0]), TokenLogprobs(-1.0, [7], [-1.0])]
+    assert result.logprobs == [None, TokenLogprobs(-2.0, [7], [-2.0], 1), TokenLogprobs(-1.0, [7], [-1.0], 1)]
     assert (result.copied, result.num_copied_blocks, result.pooled) == (2, 5, None)

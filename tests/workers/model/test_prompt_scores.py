@@ -53,6 +53,7 @@ def test_scores_are_those_of_the_model_however_it_is_cut(make_rank, budget: int)
         mine = scores[position - 1]
         assert mine.sampled == pytest.approx(by_token[PROMPT[position]], abs=1e-4)
         assert mine.top_logprobs == pytest.approx(there.top_logprobs[:3], abs=1e-4)
+        assert mine.rank == there.top_token_ids.index(PROMPT[position]) + 1
 
 
 def test_a_cached_prefix_is_scored_anew(make_rank) -> None:

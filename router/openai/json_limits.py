@@ -1,0 +1,96 @@
+"""What JSON allows and this API does not: numbers, nesting and text that the parser of bodies refuses.
+
+The parser (jiter, of pydantic) says where it stopped, not in which field; that is found here, after the fact.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from workers.engine.errors import InvalidRequest
+
+MAX_DIGITS = 4300
+"""Of one number: where jiter stops, as Python does."""
+MAX_DEPTH = 200
+"""Of objects and lists in each other: where jiter stops."""
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_POSITION = re.compile(r"at line (\d+) column (\d+)$")
+
+JsonPath = tuple[str | int, ...]
+"""Names of fields and places in lists, from the outermost in."""
+
+
+def spelled(path: JsonPath) -> str | None:
+    """``messages[0].role`` for ("messages", 0, "role"); long names are cut. None: the body itself."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if len(part) <= 80 else f"{part[:80]}…"
+            text += f".{name}" if text else name
+    return text or None
+
+
+def invalid_json(body: bytes, message: str) -> InvalidRequest:
+    """The error for a body that the parser refused with ``message``."""
+    position = _POSITION.search(message)
+    if position is not None:
+        line, column = map(int, position.groups())
+        start = sum(len(one) + 1 for one in body.split(b"\n")[: line - 1])
+        found = _excess(body, start + column - 1)
+        if found is not None:
+            path, words = found
+            param = spelled(path)
+            return InvalidRequest(f"{param or 'the body'}: {words}", param)
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return InvalidRequest(f"the body is not UTF-8: byte {error.start + 1} is 0x{body[error.start]:02x}")
+    return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
+
+
+def _excess(body: bytes, offset: int) -> tuple[JsonPath, str] | None:
+    """Which field the token at ``offset`` belongs to, and what is too much about it; None: it is no JSON."""
+    path: list[str | int] = []
+    """Of what stands open, a name or place for each; a name is known once its colon has come."""
+    name = ""
+    for match in _TOKEN.finditer(body, 0):
+        token = match.group()
+        is_it = match.end() > offset
+        if token in (b"{", b"["):
+            if is_it and len(path) >= MAX_DEPTH:
+                return tuple(path[:1]), f"is nested more than {MAX_DEPTH} levels deep, which is the limit"
+            path.append("" if token == b"{" else 0)
+        elif token in (b"}", b"]"):
+            del path[-1:]
+        elif token == b":" and path:
+            path[-1] = name
+        elif token == b"," and path:
+            last = path[-1]
+            path[-1] = last + 1 if isinstance(last, int) else ""
+        elif is_it:
+            words = _too_much(token)
+            return None if words is None else (tuple(part for part in path if part != ""), words)
+        elif token.startswith(b'"'):
+            name = token[1:-1].decode("utf-8", "replace")
+        if is_it:
+            return None
+    return None
+
+
+def _too_much(token: bytes) -> str | None:
+    digits = token.removeprefix(b"-")
+    if digits.isdigit() and len(digits) > MAX_DIGITS:
+        return f"is a number of {len(digits)} digits, the limit is {MAX_DIGITS}"
+    if token.startswith(b'"'):
+        try:
+            text = json.loads(token)
+        except ValueError:
+            return None
+        half = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
+        if half is not None:
+            return f"holds \\u{ord(half):04x}, one half of a surrogate pair, which is no character: send both halves"
+    return None
