@@ -59,7 +59,8 @@ class Limits:
     """Requests queued at a replica from which on it gets no more; all there: 429."""
     max_lost_replicas: int = 3
     """A request under which this many replicas broke in a row, none with a token of it, may be what breaks them:
-    it is given up. Not two, since both replicas of a small cluster may go at once, with a bystander in the queue."""
+    it is given up. Not two, since both replicas of a small cluster may go at once, with a bystander in the queue. The
+    last time it is tried apart from others that may be, and takes none along (``router.last_chance``)."""
     max_lost_in_all: int = 16
     """Replicas that may break under a request, however far it gets: one that ends a replica with each token would
     otherwise take the whole cluster down again and again."""

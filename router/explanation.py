@@ -24,6 +24,8 @@ class Placement:
     """On the event loop's clock."""
     ranked: Sequence[Ranked]
     """All candidates, best first: the first was taken."""
+    membership_version: int
+    """Of the set of replicas that the candidates were of."""
     lost: str | None = None
     """How the replica was lost to it; None if it was not."""
 
@@ -108,6 +110,7 @@ def _placement(placement: Placement, arrival_s: float, max_candidates: int | Non
             for one in placement.ranked[:max_candidates]
         ],
         "num_candidates": len(placement.ranked),
+        "membership_version": placement.membership_version,
         "lost": placement.lost,
     }
 

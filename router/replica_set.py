@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from router.config import Limits, Timeouts
 from router.explanation import Placement
 from router.journal import Journal, Prompt
+from router.last_chance import LastChance
 from router.membership import Members, Membership
 from router.placement.candidate import make_candidate, session_key, sibling_key
 from router.placement.policy import Policy
@@ -56,6 +57,8 @@ class ReplicaSet:
         self._wake = wake
         self._recall = recall
         self._group = ""
+        self.membership_version = 0
+        """Of the set of replicas that is followed now."""
         self._streams: dict[str, ReplicaStream] = {}
         self._retired: set[ReplicaStream] = set()
         self._placed: dict[str, ReplicaStream] = {}
@@ -65,6 +68,7 @@ class ReplicaSet:
         self._num_tokens_in_line = 0
         self._num_called = 0
         """Of those in line, called and not placed yet."""
+        self._last_chance = LastChance()
         self._changed = asyncio.Event()
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -118,14 +122,19 @@ class ReplicaSet:
         if len(journal.lost_on) >= self._limits.max_lost_in_all:
             raise ReplicaLost(f"{len(journal.lost_on)} replicas broke under this request: it is given up")
         self.num_held += 1
-        is_called = False
+        is_called = is_placed = False
         try:
             if not journal.is_resumed:
                 is_called = await self._wait_for_turn(journal)
+            elif journal.num_suspect_losses == self._limits.max_lost_replicas - 1:
+                await self._last_chance.enter(journal.engine_id)
             if not self.open_views:
                 await self._wait_for_a_replica()
             self.place(journal, sink, arrival_s)
+            is_placed = True
         finally:
+            if not is_placed:
+                self._last_chance.leave(journal.engine_id)
             self.num_held -= 1
             self._num_called -= is_called
             if is_called:
@@ -174,10 +183,20 @@ class ReplicaSet:
     def _on_change(self) -> None:
         self._changed.set()
         self._call()
+        self._clear_suspect()
 
     def _on_step(self) -> None:
         if len(self._line):
             self._call()
+        self._clear_suspect()
+
+    def _clear_suspect(self) -> None:
+        """Let the next one have its last chance once the one before has a token or its replica is gone."""
+        suspect = self._last_chance.engine_id
+        if suspect is None or (stream := self._placed.get(suspect)) is None:
+            return
+        if stream.view is None or not stream.view.is_booked(suspect):
+            self._last_chance.leave(suspect)
 
     async def _wait_for_a_replica(self) -> None:
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
@@ -222,7 +241,9 @@ class ReplicaSet:
         view.book(journal.engine_id, num_uncached, hashes, best.num_hit_tokens)
         self._placed[journal.engine_id] = stream
         journal.replica_id = view.replica_id
-        journal.placements.append(Placement(asyncio.get_running_loop().time(), ranked))
+        journal.placements.append(
+            Placement(asyncio.get_running_loop().time(), ranked, self.membership_version)
+        )
         self.counts.num_placed += 1
         self.counts.num_tokens += journal.num_tokens
         self.counts.num_hit_tokens += best.num_hit_tokens
@@ -231,6 +252,7 @@ class ReplicaSet:
     def withdraw(self, journal: Journal) -> None:
         """Forget a request: cancel it if it is still running. Safe to call twice."""
         stream = self._placed.pop(journal.engine_id, None)
+        self._last_chance.leave(journal.engine_id)
         if stream is not None:
             stream.cancel(journal.engine_id)
             num_new = len(journal.output_token_ids) - journal.num_charged_tokens
@@ -251,7 +273,10 @@ class ReplicaSet:
             raise Overloaded("all replicas' queues are full")
         return views
 
-    def _set_members(self, members: Members) -> None:
+    def _set_members(self, members: Members, version: int) -> None:
+        if version < self.membership_version:
+            return
+        self.membership_version = version
         for replica_id, stream in list(self._streams.items()):
             if members.get(replica_id) != stream.address:
                 del self._streams[replica_id]

@@ -48,6 +48,7 @@ def _model_state(model: ServedModel) -> dict[str, Any]:
         _STATUS: "ready" if num_open else "asleep" if model.config.scales_to_zero else "unavailable",
         "num_replicas": len(streams),
         "num_open_replicas": num_open,
+        "membership_version": model.replicas.membership_version,
         "num_requests": model.replicas.num_placed + model.replicas.num_held,
     }
 

@@ -131,6 +131,10 @@ class ReplicaView:
         """True while prompt tokens are being computed there, as far as can be told."""
         return self.num_queued_tokens > 0 or bool(self._bookings)
 
+    def is_booked(self, request_id: str) -> bool:
+        """True while a request that was sent has had no output."""
+        return request_id in self._bookings
+
     def num_booked_blocks(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of the chain that the replica will hold once it has answered what is booked."""
         booked = self._booked_hashes

@@ -154,6 +154,7 @@ async def test_health_follows_the_replicas(make_edge) -> None:
         "status": "ready",
         "num_replicas": 1,
         "num_open_replicas": 1,
+        "membership_version": edge.membership.version(""),
         "num_requests": 0,
     }
 

@@ -302,8 +302,11 @@ async def test_membership_is_handed_over_between_threads() -> None:
     seen: list[dict[str, str]] = []
     complete = asyncio.Event()
 
-    def listener(members: dict[str, str]) -> None:
+    versions: list[int] = []
+
+    def listener(members: dict[str, str], version: int) -> None:
         seen.append(members)
+        versions.append(version)
         if len(members) == 20:
             complete.set()
 
@@ -320,8 +323,113 @@ async def test_membership_is_handed_over_between_threads() -> None:
     await complete.wait()
     thread.join()
 
-    assert [len(members) for members in seen] == list(range(21))
+    assert [len(members) for members in seen] == versions == list(range(21))
+    assert membership.version("m") == 20
     stop()
     membership.publish("m", {})
     await asyncio.sleep(0)
     assert len(seen) == 21
+
+
+async def test_a_placement_tells_of_which_membership_it_was(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    (address,) = edge.membership.members("").values()
+    before = edge.replica_set.membership_version
+    edge.membership.publish("", {"replica-0": address, "replica-1": "127.0.0.1:1"})
+    await edge.until(lambda: edge.replica_set.membership_version == before + 1)
+
+    one = journal()
+    edge.replica_set.place(one, Recorder(), 0.0)
+
+    assert one.placements[0].membership_version == before + 1
+    edge.replica_set.withdraw(one)
+
+
+# Requests that may be what breaks replicas
+
+
+def suspect(request_id: str) -> Journal:
+    """One that has lost two replicas in a row without a token."""
+    one = journal(request_id)
+    one.note_loss(Loss.BROKEN)
+    one.note_loss(Loss.BROKEN)
+    return one
+
+
+async def test_suspects_go_one_at_a_time_until_each_has_a_token(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    first, second, bystander = suspect("a"), suspect("b"), journal("c")
+    await edge.replica_set.place_or_wait(first, Recorder(), 0.0)
+    waiting = asyncio.create_task(edge.replica_set.place_or_wait(second, Recorder(), 0.0))
+    await edge.replica_set.place_or_wait(bystander, Recorder(), 0.0)
+    await edge.replica.until(lambda: edge.replica.num_running == 2)
+    assert not waiting.done()
+
+    edge.replica.step()
+    await waiting
+
+    await edge.replica.until(lambda: edge.replica.num_running == 3)
+    for one in (first, second, bystander):
+        edge.replica_set.withdraw(one)
+
+
+@pytest.mark.parametrize("end", ["withdrawn", "lost", "cancelled in line"])
+async def test_a_suspect_that_goes_makes_way_for_the_next(make_edge, end: str) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), ScriptedReplica(step_s=None))
+    first, second, third = suspect("a"), suspect("b"), suspect("c")
+    await edge.replica_set.place_or_wait(first, Recorder(), 0.0)
+    others = [
+        asyncio.create_task(edge.replica_set.place_or_wait(one, Recorder(), 0.0)) for one in (second, third)
+    ]
+    await asyncio.sleep(0)
+    place = next(one for one in edge.replicas if one.replica_id == first.replica_id)
+
+    if end == "cancelled in line":
+        others[0].cancel()
+        edge.replica_set.withdraw(first)
+        await others[1]
+    elif end == "lost":
+        await place.kill()
+        await others[0]
+        edge.replica_set.withdraw(second)
+        await others[1]
+    else:
+        edge.replica_set.withdraw(first)
+        await others[0]
+        edge.replica_set.withdraw(second)
+        await others[1]
+
+    for one in (first, second, third):
+        edge.replica_set.withdraw(one)
+    assert edge.replica_set.num_held == 0
+
+
+async def test_what_breaks_replicas_takes_no_bystander_along(make_edge) -> None:
+    replicas = [ScriptedReplica(step_s=None) for _ in range(2)]
+    deaths: list[str] = []
+    edge = await make_edge(*replicas)
+
+    async def fail() -> None:
+        """Replicas that a step with the poison ends, and that come back."""
+        while len(deaths) < 3:
+            for replica in replicas:
+                if any(bytes(s.prompt_token_ids) == b"poison" * 8 for s in replica.submits):
+                    deaths.append(replica.replica_id)
+                    await replica.kill()
+                    replica.submits.clear()
+                    await replica.start()
+                elif deaths:
+                    replica.step()
+            await asyncio.sleep(0.01)
+        while True:
+            for replica in replicas:
+                replica.step()
+            await asyncio.sleep(0.001)
+
+    failing = asyncio.create_task(fail())
+    prompts = ["poison" * 8, *(f"good {number}" * 8 for number in range(4))]
+    answers = await asyncio.gather(*(edge.complete(prompt=one, max_tokens=4) for one in prompts))
+    failing.cancel()
+
+    assert [answer.status_code for answer in answers] == [503, 200, 200, 200, 200]
+    assert len(deaths) == 3
