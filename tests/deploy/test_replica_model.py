@@ -25,6 +25,7 @@ def test_a_replica_model_keeps_defaults_for_what_its_file_leaves_out(tmp_path) -
         ('{"kind": "magic"}', "kind"),
         ('{"speed": 3}', "speed"),
         ('{"base_s": 0}', "base_s"),
+        ('{"kind": "fifo", "num_host_kv_tokens": 512}', "need kind engine"),
         ("{", "the file"),
     ],
 )
@@ -37,5 +38,5 @@ def test_a_bad_replica_model_is_refused_with_its_field(tmp_path, content: str, s
 
 
 def test_an_unknown_replica_model_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="engine, fifo"):
+    with pytest.raises(InvalidRequest, match="engine, fifo, h200"):
         read_replica_model("none.json")

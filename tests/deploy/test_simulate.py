@@ -104,6 +104,42 @@ def test_a_prompt_seen_before_is_computed_from_its_first_new_block(kind: str) ->
     assert second.ttft_s == pytest.approx(STEP_S + 140 * PER_TOKEN_S)
 
 
+def test_what_a_prompt_token_reads_costs_time_and_is_foreseen() -> None:
+    _, record = play(request(num_prompt=10), request(9.0, 3000), per_attended_s=1e-8).records
+
+    attended_s = 1e-8 * 3000**2 / 2
+    assert record.ttft_s == pytest.approx(2 * STEP_S + 3000 * PER_TOKEN_S + attended_s)
+    assert record.predicted_ttft_s == pytest.approx(record.ttft_s, rel=1e-3)
+
+
+def test_blocks_come_back_from_host_memory_in_the_time_foreseen() -> None:
+    others = [request(1.0 + number, 2000, chain=number) for number in range(1, 4)]
+    *_, record = play(
+        request(), *others, request(9.0), num_kv_tokens=64 * 64, num_host_kv_tokens=64_000
+    ).records  # 64 blocks: the others take what the first one left
+
+    assert record.num_cached_tokens == record.num_host_cached_tokens == 15 * BLOCK_SIZE
+    assert record.num_predicted_hit_tokens == record.num_cached_tokens
+    copy_s = 20e-6 + 15 * BLOCK_SIZE / 390_000
+    assert record.ttft_s == pytest.approx(copy_s + STEP_S + 40 * PER_TOKEN_S)
+    assert record.predicted_ttft_s == pytest.approx(record.ttft_s, rel=1e-3)
+
+
+def test_blocks_that_are_slower_to_copy_than_to_compute_are_computed_as_foreseen() -> None:
+    others = [request(1.0 + number, 2000, chain=number) for number in range(1, 4)]
+    *_, record = play(
+        request(),
+        *others,
+        request(9.0),
+        num_kv_tokens=64 * 64,
+        num_host_kv_tokens=64_000,
+        copied_tokens_per_s=1000,
+    ).records
+
+    assert record.num_cached_tokens == 0
+    assert record.predicted_ttft_s == pytest.approx(record.ttft_s, rel=1e-3)
+
+
 def test_the_fifo_replica_prefills_one_prompt_after_the_other() -> None:
     first, second = play(request(chain=1), request(0.01, num_prompt=1000, chain=2), kind="fifo").records
 

@@ -30,18 +30,16 @@ class EngineReplica:
     eos_token_ids: tuple[int, ...] = (END,)
     script: Script | None = None
     """What its model says (``ObedientRank``); None: tokens of a hash function."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Fields of its ``EngineConfig`` that are not those of the others."""
     requests: list[EngineRequest] = field(default_factory=list)
+    num_snapshots: int = 0
+    """That ingresses have asked for."""
     port: int = 0
 
     def __post_init__(self) -> None:
-        config = EngineConfig(
-            max_model_len=4096,
-            num_blocks=2048,
-            max_num_batched_tokens=4096,
-            eos_token_ids=(END,),
-            vocab_size=258,
-            hash_root=b"tests",
-        )
+        limits = {"max_model_len": 4096, "num_blocks": 2048, "max_num_batched_tokens": 4096} | self.limits
+        config = EngineConfig(**limits, eos_token_ids=(END,), vocab_size=258, hash_root=b"tests")
         self.engine = Engine(config)
         self.rank = (
             ScriptedRank(config, 258)
@@ -110,4 +108,5 @@ class EngineReplica:
 
     def request_snapshot(self) -> None:
         """See ``Brain``."""
+        self.num_snapshots += 1
         self.service.on_update(self.engine.cache_snapshot())
