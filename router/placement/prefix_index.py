@@ -1,4 +1,4 @@
-"""Which replica holds which blocks, and in which tier: sets of chained block hashes, kept by the replicas' own events.
+"""Which replica holds which blocks, and in which tier: chained block hashes, kept by the replicas' own events.
 
 Hashes only; knows no tokens, no sockets, no clock. A hash covers everything before its block, and engines
 free a chain's tail first, so what a replica holds of a chain is a prefix of it, the first part of that on the
@@ -6,8 +6,8 @@ device and the rest in host memory. ``match`` relies on that: it halves its way 
 of looking at each. Should an engine ever keep a block beyond a hole, the answer is an estimate that is off, never
 a wrong result.
 
-A pair of replica and block takes about 100 bytes (a 16-byte ``bytes`` object and its place in a set), a
-replica 60 kB more, and as much again once it has blocks in host memory.
+A pair of replica and block takes about 110 bytes (a 16-byte ``bytes`` object and its place in a dict), a
+replica 20 kB more.
 """
 
 from __future__ import annotations
@@ -16,37 +16,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from router.placement.hash_set import HashSet
+from router.placement.tier_map import TierMap
 from workers.engine.block_hash import HASH_BYTES
+from workers.engine.cache_log import DEVICE, HOST
 
 SNAPSHOT_PART = 4096
 """Hashes taken over between two yields: about 1 ms, so an event loop stays responsive."""
-
-
-class _Held:
-    """What one replica holds: no hash is in both tiers."""
-
-    __slots__ = ("device", "host")
-
-    def __init__(self) -> None:
-        self.device = HashSet()
-        self.host: HashSet | None = None
-        """In host memory alone; None until there is a first one."""
-
-    def __len__(self) -> int:
-        return len(self.device) + (len(self.host) if self.host is not None else 0)
-
-    def host_tier(self) -> HashSet:
-        """``host``, made if there is none."""
-        if self.host is None:
-            self.host = HashSet()
-        return self.host
-
-    def discard_all(self, hashes: Sequence[bytes]) -> None:
-        """Remove each from where it is; those not there change nothing."""
-        self.device.discard_all(hashes)
-        if self.host is not None:
-            self.host.discard_all(hashes)
 
 
 class PrefixIndex:
@@ -57,9 +32,9 @@ class PrefixIndex:
     """
 
     def __init__(self, max_hashes: int = 8_000_000) -> None:
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, TierMap] = {}
         self._next_sequence: dict[str, int] = {}
-        self._retired: deque[HashSet] = deque()
+        self._retired: deque[TierMap] = deque()
         self._num_hashes = 0
         self._max_hashes = max_hashes
         self.num_dropped = 0
@@ -103,14 +78,9 @@ class PrefixIndex:
         held = self._held[replica_id]
         before = len(held)
         if stored:
-            fresh = _split(stored)
-            if held.host is not None:
-                held.host.discard_all(fresh)
-            held.device.add_all(self._fitting(fresh, len(held) - before))
+            self._put(held, stored, DEVICE, before)
         if offloaded:
-            moved = _split(offloaded)
-            held.device.discard_all(moved)
-            held.host_tier().add_all(self._fitting(moved, len(held) - before))
+            self._put(held, offloaded, HOST, before)
         if evicted:
             held.discard_all(_split(evicted))
         self._num_hashes += len(held) - before
@@ -133,13 +103,11 @@ class PrefixIndex:
             hashes: on the device, 16 bytes each.
             host_hashes: in host memory alone.
         """
-        fresh = _Held()
-        num_before = self.num_hashes_of(replica_id)
-        for packed, is_host in ((hashes, False), (host_hashes, True)):
+        fresh = TierMap()
+        before = self.num_hashes_of(replica_id)
+        for packed, tier in ((hashes, DEVICE), (host_hashes, HOST)):
             for start in range(0, len(packed), SNAPSHOT_PART * HASH_BYTES):
-                part = _split(packed[start : start + SNAPSHOT_PART * HASH_BYTES])
-                tier = fresh.host_tier() if is_host else fresh.device
-                tier.add_all(self._fitting(part, len(fresh) - num_before))
+                self._put(fresh, packed[start : start + SNAPSHOT_PART * HASH_BYTES], tier, before)
                 yield
         self._retire(replica_id)
         self._held[replica_id] = fresh
@@ -160,10 +128,8 @@ class PrefixIndex:
         held = self._held.get(replica_id)
         if held is None:
             return 0, 0
-        num_device = _first_missing(held.device.parts, hashes, 0)
-        if not held.host:
-            return num_device, 0
-        return num_device, _first_missing(held.host.parts, hashes, num_device) - num_device
+        num_device = _first_elsewhere(held.parts, hashes, 0, DEVICE)
+        return num_device, _first_elsewhere(held.parts, hashes, num_device, HOST) - num_device
 
     def sweep(self) -> None:
         """Free a part of what is forgotten, so that no call stalls on a large replica."""
@@ -176,35 +142,34 @@ class PrefixIndex:
         assert self._num_hashes <= self._max_hashes, "the index outgrew its bound"
         assert self._next_sequence.keys() <= self._held.keys(), "a replica is current but holds no set"
         for held in self._held.values():
-            for tier in (held.device, held.host or ()):
-                assert all(len(h) == HASH_BYTES for h in islice(tier, 64)), "a hash has a wrong length"
-            assert not held.host or not set(held.host) & set(held.device), "a hash is in two tiers"
+            for block_hash, tier in islice(held, 64):
+                assert len(block_hash) == HASH_BYTES, "a hash has a wrong length"
+                assert tier in (DEVICE, HOST), "a hash is nowhere"
 
-    def _fitting(self, hashes: list[bytes], num_grown: int) -> list[bytes]:
-        """As many of the hashes as there is room for, where so many have been added and are not counted yet."""
-        room = max(0, self._max_hashes - self._num_hashes - num_grown)
-        self.num_dropped += max(0, len(hashes) - room)
-        return hashes[:room]
+    def _put(self, held: TierMap, packed: bytes, tier: int, num_counted: int) -> None:
+        """Note blocks in a tier, as far as there is room; ``num_counted`` of those in ``held`` are counted so far."""
+        room = self._max_hashes - self._num_hashes - (len(held) - num_counted)
+        self.num_dropped += held.put_all(_split(packed), tier, room)
 
     def _retire(self, replica_id: str) -> None:
         held = self._held.pop(replica_id, None)
         if held:
             self._num_hashes -= len(held)
-            self._retired.append(held.device)
-            if held.host is not None:
-                self._retired.append(held.host)
+            self._retired.append(held)
 
 
-def _first_missing(parts: Sequence[set[bytes]], hashes: Sequence[bytes], start: int) -> int:
-    """Place, from ``start`` on, of the first hash that is in no part, as if those that are were a prefix."""
+def _first_elsewhere(
+    parts: Sequence[dict[bytes, int]], hashes: Sequence[bytes], start: int, tier: int
+) -> int:
+    """Place, from ``start`` on, of the first hash that is not in ``tier``, as if those that are were a prefix."""
     end = len(hashes)
-    if start == end or hashes[start] not in parts[hashes[start][0]]:
+    if start == end or parts[hashes[start][0]].get(hashes[start]) != tier:
         return start
-    found = start + 1  # the first missing block is in found..end
+    found = start + 1  # the first one elsewhere is in found..end
     while found < end:
         middle = (found + end) // 2
         block_hash = hashes[middle]
-        if block_hash in parts[block_hash[0]]:
+        if parts[block_hash[0]].get(block_hash) == tier:
             found = middle + 1
         else:
             end = middle

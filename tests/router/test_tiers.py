@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from workers.engine.cache_log import DEVICE, HOST
+
 SMALL = {"num_blocks": 24, "num_host_blocks": 200, "max_model_len": 256, "max_num_batched_tokens": 64}
 
 
@@ -30,7 +32,10 @@ def told(edge: Any) -> tuple[set[bytes], set[bytes]]:
     """What the ingress believes to be on the device, and on the host alone."""
     (stream,) = edge.replica_set.streams
     held = edge.replica_set.index._held.get(stream.index_key)
-    return (set(held.device), set(held.host or ())) if held is not None else (set(), set())
+    tiers = dict(held or ())
+    return {h for h, tier in tiers.items() if tier == DEVICE}, {
+        h for h, tier in tiers.items() if tier == HOST
+    }
 
 
 def has(replica: Any) -> tuple[set[bytes], set[bytes]]:
