@@ -15,7 +15,7 @@ done
 if [ -n "$config" ] && [ -f "$config" ]; then
     sed -i -E "s/^([[:space:]]*bind[[:space:]]+)(\*|0\.0\.0\.0)?:([0-9]+)/\1${SHOAL_HOST}:\3/" "$config"
     sed -i -E '/^frontend http_frontend[[:space:]]*$/a\
-    http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }\
+    http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ } !{ req.fhdr_cnt(x-request-id) gt 1 }\
     http-request set-header x-session-id "not one word" if { req.fhdr(x-session-id) -m found } !{ req.fhdr(x-session-id) -m reg ^[!-~]{0,256}$ } or { req.fhdr_cnt(x-session-id) gt 1 }' "$config"
     sed -i -E -e '/^[[:space:]]*errorfile 50[234] /d' -e "/^defaults[[:space:]]*$/r ${0%/*}/haproxy_errors.cfg" "$config"
     if [ -n "${SHOAL_TLS_BUNDLE:-}" ]; then

@@ -8,12 +8,15 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -28,6 +31,7 @@ from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
 from router.openai.document import body_of, document, with_models
 from router.openai.embeddings import EmbeddingBody, answer_embeddings
+from router.openai.header_wishes import header_wishes
 from router.openai.health import deep_health, health
 from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
@@ -40,6 +44,8 @@ from router.tenancy.door import DoorMiddleware
 from router.tenancy.key_source import KeySource
 from router.ui.data import PAGE_HEADERS, page, snapshot
 from workers.engine.errors import ShoalError
+
+_Body = TypeVar("_Body", bound=BaseModel)
 
 EXPOSED_HEADERS = [
     "x-request-id",
@@ -82,24 +88,29 @@ def build_app(
     started = int(time.time())
     max_body_bytes = ingress.limits.max_body_bytes
 
+    async def read_wish(request: Request, model: type[_Body]) -> _Body:
+        """A generation's body; what its headers ask for is in the request's state then."""
+        request.state.wishes = header_wishes(request.scope["headers"])
+        return await read_body(request, model, max_body_bytes)
+
     @app.post("/v1/chat/completions", openapi_extra=body_of("ChatBody"))
     async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, ChatBody, max_body_bytes)
+        body = await read_wish(request, ChatBody)
         return await answer_chat(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
 
     @app.post("/v1/completions", openapi_extra=body_of("CompletionBody"))
     async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionBody, max_body_bytes)
+        body = await read_wish(request, CompletionBody)
         return await answer_completion(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
 
     @app.post("/v1/responses", openapi_extra=body_of("ResponsesBody"))
     async def responses(request: Request) -> Response:
-        body = await read_body(request, ResponsesBody, max_body_bytes)
+        body = await read_wish(request, ResponsesBody)
         return await answer_response(ingress, metrics, body, uuid.uuid4().hex, int(time.time()))
 
     @app.post("/v1/responses/input_tokens", openapi_extra=body_of("ResponsesBody"))
     async def response_input_tokens(request: Request) -> Response:
-        body = await read_body(request, ResponsesBody, max_body_bytes)
+        body = await read_wish(request, ResponsesBody)
         return errors.json_response(await count_input_tokens(ingress, body, uuid.uuid4().hex))
 
     @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
@@ -108,7 +119,7 @@ def build_app(
 
     @app.post("/v1/embeddings", openapi_extra=body_of("EmbeddingBody"))
     async def embeddings(request: Request) -> Response:
-        body = await read_body(request, EmbeddingBody, max_body_bytes)
+        body = await read_wish(request, EmbeddingBody)
         return await answer_embeddings(ingress, metrics, body, uuid.uuid4().hex)
 
     @app.get("/v1/shoal/requests/{request_id}")
@@ -165,6 +176,9 @@ def build_app(
     async def get_ui_data() -> Response:
         return errors.json_response(snapshot(ingress, metrics))
 
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            route.methods.add("HEAD")  # the server leaves the body out (RFC 9110, 9.3.2)
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
     app.add_exception_handler(ClientDisconnect, errors.answer_nobody)

@@ -42,6 +42,9 @@ class Choice:
         if new.num_cached_tokens is not None:
             self.request.num_cached_tokens = new.num_cached_tokens
         self.request.num_preemptions = max(self.request.num_preemptions, new.num_preemptions)
+        if new.prompt_logprobs is not None:
+            scored = zip(self.request.prompt_token_ids[1:], new.prompt_logprobs, strict=True)
+            self.request.prompt_logprobs = [None, *(self._candidates(*one) for one in scored)]
         for i, token_id in enumerate(new.token_ids):
             self._output.token_ids.append(token_id)
             if new.logprobs is not None:
@@ -72,6 +75,11 @@ class Choice:
     def _add_logprobs(self, token_id: int, found: TokenLogprobs) -> None:
         assert self._output.logprobs is not None, "logprobs come only where they were asked for"
         assert self._output.cumulative_logprob is not None, "logprobs come only where they were asked for"
+        self._output.logprobs.append(self._candidates(token_id, found))
+        self._output.cumulative_logprob += found.sampled
+
+    def _candidates(self, token_id: int, found: TokenLogprobs) -> dict[int, Logprob]:
+        """The likeliest tokens at a place, and the one that stands there, which may be one more."""
         candidates = {
             top_id: Logprob(logprob, rank, self._decode(top_id))
             for rank, (top_id, logprob) in enumerate(
@@ -79,8 +87,7 @@ class Choice:
             )
         }
         candidates.setdefault(token_id, Logprob(found.sampled, found.rank, self._decode(token_id)))
-        self._output.logprobs.append(candidates)
-        self._output.cumulative_logprob += found.sampled
+        return candidates
 
     def _decode(self, token_id: int) -> str | None:
         return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else None

@@ -30,7 +30,7 @@ from deploy.offline.outputs import (
     RequestOutput,
 )
 from deploy.offline.pooling import PooledChoice, pooled_params, unit
-from deploy.offline.prompts import Prompt, as_list, load_tokenizer, params_for
+from deploy.offline.prompts import Prompt, as_list, encoded, load_tokenizer, params_for
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import make_settings
 from router.text.chat_template import TemplateOptions
@@ -145,15 +145,15 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate for each prompt; outputs come in the order of the prompts.
 
         Args:
-            prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; one or a list.
+            prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; one, or several.
             sampling_params: one for all, or one for each prompt.
 
         Raises:
@@ -173,8 +173,8 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Iterable[Mapping[str, Any]] | Iterable[Iterable[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
@@ -192,8 +192,8 @@ class LLM:
         """
         if self.tokenizer is None:
             raise InvalidRequest("chat needs the tokenizer: leave out skip_tokenizer_init", "messages")
-        one_conversation = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: Iterable[Any] = [messages] if one_conversation else messages
+        given: list[Any] = list(messages)
+        conversations = [given] if given and isinstance(given[0], Mapping) else given
         options = TemplateOptions(
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
@@ -206,7 +206,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+        self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt that a beam search finds, best first.
 
@@ -241,7 +241,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         pooling: str = "mean",
         use_tqdm: bool = True,
@@ -260,7 +260,7 @@ class LLM:
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         pooling: str = "mean",
         use_tqdm: bool = True,
@@ -275,7 +275,7 @@ class LLM:
             for one in self._pool(prompts, pooling, use_tqdm)
         ]
 
-    def _pool(self, prompts: Prompt | Sequence[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
+    def _pool(self, prompts: Prompt | Iterable[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
         params = pooled_params(pooling)
         choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in as_list(prompts)]
         self._complete(choices, params, use_tqdm)
@@ -359,7 +359,7 @@ class LLM:
     # -- prompts ------------------------------------------------------------------------------------------
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        text, token_ids = self._encode(prompt)
+        text, token_ids = encoded(prompt, self.tokenizer)
         keep = params.truncate_prompt_tokens
         if keep is not None:
             token_ids = token_ids[-(self.max_model_len - 1 if keep == -1 else keep) :]
@@ -377,21 +377,6 @@ class LLM:
                 "stop",
             )
         return RequestOutput(str(next(self._ids)), text, token_ids, [])
-
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), [int(token_id) for token_id in prompt["prompt_token_ids"]]
-            if "prompt" not in prompt:
-                raise InvalidRequest(
-                    "a prompt given as a dict needs 'prompt' or 'prompt_token_ids'", "prompt"
-                )
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequest("the tokenizer was left out: give token ids instead of text", "prompt")
-            return prompt, self.tokenizer.encode(prompt)
-        return None, [int(token_id) for token_id in prompt]
 
     def _submit(self, output: RequestOutput, params: SamplingParams) -> None:
         seed = self._seeds.getrandbits(63)

@@ -50,6 +50,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     """Of the output that gave way most often."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Of each token of the prompt, where they were asked for; None for the first, of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

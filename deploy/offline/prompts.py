@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
+from operator import index
 from typing import Any
 
 from deploy.offline.sampling_params import SamplingParams
@@ -17,6 +19,7 @@ from workers.engine.errors import InvalidRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+_FORMS = "give text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids', or a list of these"
 
 
 def load_tokenizer(settings: ServeSettings, files: ModelFiles) -> Tokenizer:
@@ -26,17 +29,51 @@ def load_tokenizer(settings: ServeSettings, files: ModelFiles) -> Tokenizer:
     return Tokenizer(vocabulary if template is None else replace(vocabulary, chat_template=template))
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
+def as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or several (a generator, say), as a list.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts are {_named(prompts)}; {_FORMS}", "prompts")
+    listed = list(prompts)
+    if listed and isinstance(listed[0], Integral):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
+    """A prompt's text, where there is one, and its token ids.
+
+    Raises:
+        InvalidRequest: it has none of the forms of ``Prompt``, or is text and there is no tokenizer.
+    """
+    given: object = prompt
+    text = None
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" not in prompt and "prompt" not in prompt:
+            raise InvalidRequest("a prompt given as a dict needs 'prompt' or 'prompt_token_ids'", "prompt")
+        text = prompt.get("prompt")
+        given = prompt.get("prompt_token_ids", text)
+    if isinstance(given, str):
+        if tokenizer is None:
+            raise InvalidRequest("the tokenizer was left out: give token ids instead of text", "prompt")
+        return given, tokenizer.encode(given)
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise InvalidRequest(f"a prompt is {_named(given)}; {_FORMS}", "prompt")
+    try:
+        return text, [index(token_id) for token_id in given]
+    except TypeError as error:
+        raise InvalidRequest(
+            f"a prompt has token ids that are no integers ({error}); {_FORMS}", "prompt"
+        ) from None
 
 
 def params_for(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    sampling_params: SamplingParams | Iterable[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
     """One for each prompt.
 
@@ -47,9 +84,14 @@ def params_for(
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
-    if len(sampling_params) != num_prompts:
+    listed = list(sampling_params)
+    if len(listed) != num_prompts:
         raise InvalidRequest(
-            f"{len(sampling_params)} sampling_params for {num_prompts} prompts: give one, or one for each",
+            f"{len(listed)} sampling_params for {num_prompts} prompts: give one, or one for each",
             "sampling_params",
         )
-    return list(sampling_params)
+    return listed
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"

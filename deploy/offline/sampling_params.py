@@ -40,6 +40,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: none; k: of the sampled token and of the k likeliest."""
+    prompt_logprobs: int | None = None
+    """Likewise of the prompt's own tokens."""
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | None = None
     """Words that the output must not hold; needs the tokenizer."""
@@ -65,8 +67,9 @@ class SamplingParams:
         self._check("presence_penalty", self.presence_penalty, -2, 2)
         self._check("frequency_penalty", self.frequency_penalty, -2, 2)
         self._check("repetition_penalty", self.repetition_penalty, 1e-9, 100)
-        if self.logprobs is not None:
-            self._check("logprobs", self.logprobs, 0, 100)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (asked := getattr(self, name)) is not None:
+                self._check(name, asked, 0, 100)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             self._check("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
         if any(not stop for stop in self.stop_strings):
@@ -115,6 +118,8 @@ class SamplingParams:
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             num_logprobs=self.logprobs,
+            # All choices have one prompt: it is scored once.
+            num_prompt_logprobs=self.prompt_logprobs if choice_index == 0 else None,
             grammar=self.structured_outputs.text if self.structured_outputs is not None else "",
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             bad_words=bad_words,

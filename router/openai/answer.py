@@ -16,13 +16,13 @@ from router.generation import Delta, Generation
 from router.ingress import Ingress
 from router.openai import sse
 from router.openai.errors import error_object, internal_error_object
-from router.openai.header_wishes import HeaderWishes, header_wishes
+from router.openai.header_wishes import HeaderWishes
 from router.openai.heartbeat import EventWriter
 from router.openai.metrics import GenerationTimer
 from router.telemetry.request_log import log_request
 from router.tenancy.gate import Admission
 from router.tenancy.keys import ANYBODY, Tenant
-from workers.engine.errors import InvalidRequest, ShoalError
+from workers.engine.errors import ShoalError
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early and quietly if the client disconnects."""
-        wishes = self._wishes(scope)
+        wishes: HeaderWishes = scope["state"]["wishes"]
         self._is_explained = wishes.is_explained
         self._http_id = scope.get("state", {}).get("request_id", "")
         tenant: Tenant = scope["state"].get("tenant", ANYBODY)
@@ -112,13 +112,6 @@ class GenerationResponse(Response):
             log_request(self._http_id, tenant.name, self.generation, self.timer)
             if trace is not None:
                 trace.end()
-
-    def _wishes(self, scope: Scope) -> HeaderWishes:
-        try:
-            return header_wishes(scope["headers"])
-        except InvalidRequest:
-            self.timer.end(self.generation)
-            raise
 
     def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
         """Let the caller's request in, as far as its key reaches; before anything runs.

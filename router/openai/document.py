@@ -76,6 +76,7 @@ def document(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
         if asks_for_keys:
             components["securitySchemes"] = _KEY
         for path, methods in found["paths"].items():
+            methods.pop("head", None)  # goes without saying where there is GET
             for method, operation in methods.items():
                 operation["operationId"] = f"{method}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_")
                 _describe(path, operation)

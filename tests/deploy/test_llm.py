@@ -140,6 +140,23 @@ def test_a_sampled_token_has_its_rank_among_all(llm: LLM) -> None:
     assert max(one.rank for one in found) > 1
 
 
+def test_a_prompts_own_tokens_are_scored(llm: LLM) -> None:
+    params = SamplingParams(n=2, max_tokens=1, temperature=0, prompt_logprobs=2)
+
+    scored = llm.generate("The capital of France is Paris", params, use_tqdm=False)[0]
+    plain = llm.generate("The capital of France is Paris", SamplingParams(max_tokens=1), use_tqdm=False)[0]
+
+    assert scored.prompt_logprobs is not None
+    first, *others = scored.prompt_logprobs
+    assert first is None
+    for token_id, candidates in zip(scored.prompt_token_ids[1:], others, strict=True):
+        assert token_id in candidates
+        assert 2 <= len(candidates) <= 3
+    paris = others[-1][scored.prompt_token_ids[-1]]
+    assert (paris.rank, paris.decoded_token) == (1, " Paris")
+    assert plain.prompt_logprobs is None
+
+
 def test_logprobs_of_greedy_tokens_rank_first(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=2)
 
@@ -186,6 +203,7 @@ def test_a_bad_prompt_is_refused_and_nothing_is_left_behind(
         ({"min_tokens": 20}, "min_tokens"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs"),
     ],
 )
 def test_bad_sampling_params_are_refused_by_name(changes: dict[str, Any], param: str) -> None:

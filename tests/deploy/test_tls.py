@@ -103,7 +103,8 @@ def test_ids_that_are_no_plain_word_are_dropped_or_made_refusable_at_the_endpoin
 
     lines = (tmp_path / "haproxy.cfg").read_text().splitlines()
     rules = [
-        "http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ }",
+        "http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg ^[A-Za-z0-9._:-]{1,128}$ } "
+        "!{ req.fhdr_cnt(x-request-id) gt 1 }",
         'http-request set-header x-session-id "not one word" if { req.fhdr(x-session-id) -m found } '
         "!{ req.fhdr(x-session-id) -m reg ^[!-~]{0,256}$ } or { req.fhdr_cnt(x-session-id) gt 1 }",
     ]

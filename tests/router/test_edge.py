@@ -334,3 +334,19 @@ async def test_a_wrong_question_about_tokens_is_refused(make_edge, path: str, bo
 
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/health/live", "/v1/models", "/v1/models/tiny", "/metrics", "/ui"]
+)
+async def test_where_there_is_get_there_is_head(make_edge, path: str) -> None:
+    edge = await make_edge(ScriptedReplica())
+    url = await edge.listen()
+
+    async with httpx.AsyncClient() as client:
+        head, get = await client.head(f"{url}{path}"), await client.get(f"{url}{path}")
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    operations = (await edge.client.get("/openapi.json")).json()["paths"].get(path, {})
+    assert "head" not in operations
