@@ -177,7 +177,7 @@ def build_app(
         return errors.json_response(snapshot(ingress, metrics))
 
     for route in app.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
             route.methods.add("HEAD")  # the server leaves the body out (RFC 9110, 9.3.2)
     app.add_exception_handler(ShoalError, errors.answer_shoal_error)
     app.add_exception_handler(HTTPException, errors.answer_http_error)
