@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from router.openai.errors import BodyEncoded, BodyTooLarge, invalid_body
+from router.openai.errors import BodyEncoded, BodyTooLarge, BodyTooSlow, invalid_body
 from router.openai.json_limits import invalid_json
 from workers.engine.errors import InvalidRequest
 
@@ -20,6 +21,10 @@ _Body = TypeVar("_Body", bound=BaseModel)
 DRAINED = 8
 """Times the limit that is still read, and thrown away, of a body that is too long: many clients look at an
 answer only when they have sent all."""
+
+
+MOST_S = 60.0
+"""For a body to come whole: the longest that is allowed takes as long at 1 Mbit/s."""
 
 
 NARROW_BYTES = 16 * 1024
@@ -40,6 +45,7 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
     Raises:
         BodyTooLarge: it is longer than ``max_bytes``; no more than that was kept in memory.
         BodyEncoded: it is compressed.
+        BodyTooSlow: it had not come whole after ``MOST_S``.
         InvalidRequest: it is not JSON, or not what ``model`` asks for.
     """
     encoding = request.headers.get("content-encoding", "identity")
@@ -48,6 +54,20 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes * DRAINED:
         raise BodyTooLarge(max_bytes)
+    try:
+        async with asyncio.timeout(MOST_S):
+            body = await _whole(request, max_bytes)
+    except TimeoutError:
+        raise BodyTooSlow(MOST_S) from None
+    body = body.removeprefix(codecs.BOM_UTF8)  # which JSON lets a reader ignore (RFC 8259, 8.1)
+    _check_width(body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _wrong(body, error) from None
+
+
+async def _whole(request: Request, max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     num_bytes = 0
     async for piece in request.stream():
@@ -60,12 +80,7 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
                 break
     if num_bytes > max_bytes:
         raise BodyTooLarge(max_bytes)
-    body = b"".join(pieces).removeprefix(codecs.BOM_UTF8)  # which JSON lets a reader ignore (RFC 8259, 8.1)
-    _check_width(body)
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _wrong(body, error) from None
+    return b"".join(pieces)
 
 
 def _wrong(body: bytes, error: ValidationError) -> InvalidRequest:

@@ -31,6 +31,7 @@ _ERRORS = {
     "403": "The API key does not allow it.",
     "404": "No such model, path, request or response.",
     "405": "The method is not allowed on this path.",
+    "408": "The body did not come in time.",
     "413": "The body is too long.",
     "415": "The body is compressed.",
     "429": "All queues are full, or a limit is reached; `Retry-After` says when to come again.",

@@ -49,6 +49,7 @@ _TABLE: Mapping[type[ShoalError], _Row] = {
 _HTTP_CODES = {
     404: "unknown_url",
     405: "method_not_allowed",
+    408: "body_too_slow",
     413: "body_too_large",
     415: "unsupported_encoding",
 }
@@ -62,6 +63,15 @@ class BodyTooLarge(HTTPException):
             413,
             f"the body is longer than {limit_bytes} bytes, the limit here: send less",
             {"connection": "close"},
+        )
+
+
+class BodyTooSlow(HTTPException):
+    """The body did not come in time."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            408, f"the body had not come whole after {limit_s:g} s, the limit here", {"connection": "close"}
         )
 
 

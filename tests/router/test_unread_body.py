@@ -8,6 +8,7 @@ import pytest
 
 from router import unread_body
 from router.edge import EdgeMiddleware
+from router.openai import body
 from router.scripted_replica import ScriptedReplica
 
 HEAD = b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -71,3 +72,18 @@ async def test_a_rest_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPat
 
     assert (b"connection", b"close") in sent[0]["headers"]
     assert num_read == 2
+
+
+async def test_a_body_that_drips_is_given_up(make_edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "MOST_S", 0.1)
+    monkeypatch.setattr(unread_body, "MOST_S", 0.1)
+    edge = await make_edge(ScriptedReplica())
+    reader, writer = await open_connection(edge)
+
+    writer.write(HEAD.replace(b"/nope", b"/v1/completions") % 9999 + b"{")
+    answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_too_slow"' in answer
+    assert b"connection: close" in answer.lower()
+    writer.close()
