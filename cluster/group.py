@@ -107,9 +107,8 @@ class RankGroup:
         futures = {asyncio.ensure_future(_wait(call)): rank for rank, call in enumerate(calls)}
         done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         first = next(iter(done))
-        error = first.exception()
-        reason = f"{type(error).__name__}: {error}".splitlines()[0] if error else "its step channel closed"
-        self._lose(f"rank {futures[first]} has ended ({reason})")
+        rank, error = futures[first], first.exception()
+        self._lose(f"rank {rank} of {len(futures)} has ended ({_reason(error)})")
 
     async def _wait_for_silence(self) -> None:
         own_node = ray.get_runtime_context().get_node_id()
@@ -157,6 +156,15 @@ def check_reach(places: list[RankPlace], host: str) -> None:
 
 async def _wait(call: Awaitable[Answer]) -> Answer:
     return await call
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why a rank's serving ended, in words of ours where Ray would explain how it found out."""
+    if error is None:
+        return "its step channel closed"
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "its process is gone: killed, crashed, or out of memory"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _kill_process(pid: int) -> None:

@@ -77,7 +77,7 @@ class Replica:
         self._vocabulary_path = config.tokenizer_path or str(files.path)
         model = await asyncio.to_thread(read_model_config, files, config.model_impl)
         self._group = RankGroup(_rank_config(config, files), config)
-        counts = (await self._group.load()).limited(config.num_blocks)
+        counts = await self._group.load()
         num_blocks = counts.device
         engine_config = EngineConfig(
             max_model_len=context_len(
@@ -274,6 +274,7 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         kv_cache_bytes=config.kv_cache_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
         swap_space_bytes=config.swap_space_bytes,
+        num_blocks=config.num_blocks,
         kv_checksum=config.kv_checksum,
         num_threads=config.num_threads,
         seed=config.seed,

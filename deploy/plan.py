@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.checkpoint.model_config import ModelConfig
@@ -19,6 +20,8 @@ GPU_GIB = {
     "L4": 22.5,
 }
 """Memory as ``nvidia-smi`` reports it, GiB."""
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+"""Sizes of groups that are looked at."""
 _SAMPLER_BYTES = 24
 """A logit during sampling: as ``Rank`` reckons."""
 _DENSE_BYTES = 2
@@ -133,14 +136,16 @@ def fewest_ranks(
     context: int,
     kv_bytes_per_element: int = 2,
     device_bytes: int | None = None,
+    sizes: Sequence[int] = POWERS,
 ) -> MemoryPlan:
-    """The smallest group, of powers of two, that serves one request of ``context`` tokens.
+    """The smallest group, of ``sizes``, that serves one request of ``context`` tokens.
 
     Raises:
-        InvalidRequest: not even as many ranks as there are heads suffice.
+        InvalidRequest: not even as many ranks as can share the model suffice.
     """
-    size = 1
-    while size <= config.num_heads:
+    for size in sizes:
+        if size > config.num_heads:
+            break
         plan = plan_memory(
             config,
             how,
@@ -152,7 +157,6 @@ def fewest_ranks(
         )
         if plan.max_requests >= 1:
             return plan
-        size *= 2
     raise InvalidRequest(
         f"{plan.weight_bytes / 2**30:.1f} GiB of weights on each of {plan.tensor_parallel_size} ranks leave no "
         f"room for {context} tokens in {gpu_bytes / 2**30:.1f} GiB: take a larger GPU or a shorter context",

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from deploy.console import console
-from workers.engine.errors import InvalidRequest
+from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest, UserError
 
 
 def plan(
@@ -25,7 +27,8 @@ def plan(
     """Say what a model takes on a GPU, from its config alone: weights, KV cache, requests at once, ranks."""
     from rich.table import Table
 
-    from deploy.plan import fewest_ranks, plan_memory
+    from deploy.model_check import check_ranks
+    from deploy.plan import POWERS, fewest_ranks, plan_memory
     from deploy.settings import make_settings
     from workers.checkpoint.model_config import read_model_config
     from workers.checkpoint.quantization import choose_quantization
@@ -39,9 +42,12 @@ def plan(
     usable = int(device_bytes * gpu_memory_utilization)
     tokens = context or config.max_position_embeddings
     kv_bytes = 2 if settings.kv_cache_dtype == "auto" else 1
-    first = fewest_ranks(config, how, usable, tokens, kv_bytes, device_bytes)
+    sizes = [size for size in POWERS if _can_share(files, config, size)]
+    if not sizes:
+        check_ranks(files, config, 1)
+    first = fewest_ranks(config, how, usable, tokens, kv_bytes, device_bytes, sizes)
     plans = [first]
-    if 2 * first.tensor_parallel_size <= config.num_heads:
+    if 2 * first.tensor_parallel_size in sizes:
         plans.append(
             plan_memory(
                 config,
@@ -65,6 +71,16 @@ def plan(
     for name, cells in rows.items():
         table.add_row(name, *cells)
     console.print(table)
+
+
+def _can_share(files: ModelFiles, config: ModelConfig, num_ranks: int) -> bool:
+    from deploy.model_check import check_ranks
+
+    try:
+        check_ranks(files, config, num_ranks)
+    except UserError:
+        return False
+    return True
 
 
 def _gib(gpu: str) -> float:

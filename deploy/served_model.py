@@ -5,7 +5,8 @@ from __future__ import annotations
 from jinja2 import TemplateError
 
 from cluster.config import application_name
-from deploy.preflight import check_length, text_files
+from deploy.model_check import check_length
+from deploy.preflight import text_files
 from deploy.settings import ServeSettings
 from router.config import ServedModelConfig
 from router.text.chat_template import ChatTemplate

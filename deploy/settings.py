@@ -86,7 +86,7 @@ class ServeSettings(BaseSettings):
     """HTTP processes."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """Ranks that share one replica's model."""
-    max_model_len: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(None, ge=2)
     """Most tokens of prompt and output; None: what the model takes."""
     max_num_seqs: int | None = Field(None, ge=1, le=4096)
     """Most requests in a step; None: 256 on a GPU, 64 on a CPU."""
@@ -271,6 +271,11 @@ class ServeSettings(BaseSettings):
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all replicas that there may be."""
+        return (self.max_replicas or self.replicas) * self.tensor_parallel_size
 
     @property
     def step_limits(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.filters import Filters, filter_floors
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.philox import Streams
-from kernels.sampler import STRETCH_RACE, TOKEN_RACE, sample
+from kernels.sampler import NO_TOKEN, STRETCH_RACE, TOKEN_RACE, sample
 from kernels.vocab_shard import STRETCH, VocabShard
 
 HEATS = 16
@@ -82,7 +82,7 @@ def draw(
         rows: [padded rows] int32, places in the batch.
         starts: [padded rows] int32: position of the token that the logits follow; the new one's is one more.
         token_ids: [max_num_seqs, max tokens] int32; gets the new token at its position.
-        drawn: [padded rows] int32.
+        drawn: [padded rows] int32; ``NO_TOKEN`` where logits are not numbers, behind the row's tokens 0 stands then.
         scratch: [at least ``draw_scratch_len(padded rows, vocab)``] float64.
         share: what else must be known where ``logits`` are not of all tokens.
 
@@ -141,6 +141,7 @@ def draw(
         STRETCH=STRETCH,
         PARTS_PADDED=next_power_of_2(num_parts),
         RACE=TOKEN_RACE,
+        NO_TOKEN=NO_TOKEN,
         PDL=pdl,
         num_warps=4,
         **pdl_options(pdl),
@@ -158,6 +159,7 @@ def draw(
             num_padded,
             gathered.shape[0],
             RANKS_PADDED=next_power_of_2(gathered.shape[0]),
+            NO_TOKEN=NO_TOKEN,
             PDL=pdl,
             num_warps=1,
             **pdl_options(pdl),
@@ -215,6 +217,9 @@ def _race_stretches_kernel(
         logits_ptr + index.to(tl.int64) * vocab + columns, mask=columns < vocab, other=float("-inf")
     ).to(tl.float32)
     highest = tl.max(tl.max(logits, axis=1), axis=0)
+    # Comparisons pass NaN over: it is told as infinity, which is as wrong.
+    num_wrong = tl.sum(tl.sum((logits != logits).to(tl.int32), axis=1), axis=0)
+    highest = tl.where(num_wrong > 0, float("inf"), highest)
     first = tl.min(tl.min(tl.where(logits == highest, columns, 2147483647), axis=1), axis=0)
     place = scratch_ptr + (index.to(tl.int64) * num_parts + part) * 4
     tl.store(place, highest.to(tl.float64))
@@ -264,6 +269,7 @@ def _draw_kernel(
     STRETCH: tl.constexpr,
     PARTS_PADDED: tl.constexpr,
     RACE: tl.constexpr,
+    NO_TOKEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row a program: the best of the winning stretches, then the best of its tokens."""
@@ -279,12 +285,16 @@ def _draw_kernel(
     parts = tl.arange(0, PARTS_PADDED)
     is_part = parts < num_parts
     place = scratch_ptr + (index.to(tl.int64) * num_parts + parts) * 4
+    tops = tl.load(place, mask=is_part, other=float("-inf"))
+    top = tl.max(tops, axis=0)
+    is_wrong = (top == float("inf")) | (top == float("-inf"))
     if temperature > 0:
         inverse = (1.0 / temperature).to(tl.float64)
         scores = tl.load(place + 2, mask=is_part, other=float("inf"))
         winners = tl.load(place + 3, mask=is_part, other=2147483647.0)
         best = tl.min(scores, axis=0)
-        stretch = tl.min(tl.where(scores == best, winners, 2147483647.0), axis=0).to(tl.int32)
+        stretch = tl.min(tl.where(scores == best, winners, 2147483647.0), axis=0)
+        stretch = tl.where(is_wrong, 0.0, stretch).to(tl.int32)
         lanes = tl.arange(0, STRETCH)
         columns = stretch * STRETCH + lanes
         logits = tl.load(
@@ -299,17 +309,18 @@ def _draw_kernel(
         scores -= logits * inverse
         token = tl.min(tl.where(scores == tl.min(scores, axis=0), columns, 2147483647), axis=0)
     else:
-        tops = tl.load(place, mask=is_part, other=float("-inf"))
         firsts = tl.load(place + 1, mask=is_part, other=2147483647.0)
-        top = tl.max(tops, axis=0)
         best = -top
         token = tl.min(tl.where(tops == top, firsts, 2147483647.0), axis=0).to(tl.int32)
+    token = tl.where(is_wrong, NO_TOKEN, token)
     if candidates_ptr is not None:
+        # What is wrong wins, so that all ranks hear of it; a rank without a finite logit has nothing to win with.
+        best = tl.where(is_wrong, -top, best)
         tl.store(candidates_ptr + index * 2, best)
         tl.store(candidates_ptr + index * 2 + 1, (first_token + token).to(tl.float64))
     else:
         tl.store(drawn_ptr + index, token)
-        tl.store(token_ids_ptr + row * token_stride + position, token)
+        tl.store(token_ids_ptr + row * token_stride + position, tl.maximum(token, 0))
 
 
 @triton.jit
@@ -324,6 +335,7 @@ def _settle_kernel(
     num_padded,
     num_ranks,
     RANKS_PADDED: tl.constexpr,
+    NO_TOKEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row a program: the candidate with the lowest score, of the first rank if they are equal."""
@@ -337,8 +349,10 @@ def _settle_kernel(
     place = gathered_ptr + (ranks * num_padded + index) * 2
     scores = tl.load(place, mask=ranks < num_ranks, other=float("inf"))
     tokens = tl.load(place + 1, mask=ranks < num_ranks, other=2147483647.0)
-    token = tl.min(tl.where(scores == tl.min(scores, axis=0), tokens, 2147483647.0), axis=0).to(tl.int32)
+    best = tl.min(scores, axis=0)
+    token = tl.min(tl.where(scores == best, tokens, 2147483647.0), axis=0).to(tl.int32)
+    token = tl.where((best == float("inf")) | (best == float("-inf")), NO_TOKEN, token)
     row = tl.load(rows_ptr + index).to(tl.int64)
     position = tl.load(starts_ptr + index) + 1
     tl.store(drawn_ptr + index, token)
-    tl.store(token_ids_ptr + row * token_stride + position, token)
+    tl.store(token_ids_ptr + row * token_stride + position, tl.maximum(token, 0))

@@ -114,6 +114,8 @@ def _nucleus_floor(logits: Tensor, temperature: Tensor, floor: Tensor, top_p: Te
     total = weights.sum(dtype=torch.float64)
     # Tokens below this weight hold less than what the nucleus may leave out, all of them together.
     candidates = weights >= (1 - top_p.double()) * total / len(logits)
+    if not candidates.any():  # logits that are no numbers: nothing is drawn of them
+        return floor
     descending, order = weights[candidates].sort(descending=True)
     before = descending.cumsum(0, dtype=torch.float64) - descending
     last = ((before < top_p.double() * total).sum() - 1).clamp(min=0)

@@ -16,6 +16,8 @@ from kernels.vocab_shard import STRETCH, VocabShard, WholeVocab
 
 STRETCH_RACE, TOKEN_RACE = 0, 1
 """Numbers of the two races."""
+NO_TOKEN = -1
+"""Of a row whose logits are not numbers: NaN or infinity among them, or all of them minus infinity."""
 
 
 def sample(
@@ -31,7 +33,8 @@ def sample(
     Temperature comes before the filters, which see the distribution that it makes.
 
     Args:
-        logits: [num_rows, vocab] float32; minus infinity is never drawn.
+        logits: [num_rows, vocab] float32; minus infinity is never drawn. Of a row with NaN or infinity, or with nothing
+            but minus infinity, nothing is: it gets ``NO_TOKEN``.
         temperatures: [num_rows] float32; 0 takes the likeliest token.
         streams: where each row's random numbers come from.
         filters: one of each a filtered row; None if all are off for all rows.
@@ -61,7 +64,7 @@ def sample(
 
 
 def likeliest(logits: Tensor, vocab: VocabShard | None = None) -> Tensor:
-    """Return the token of each row's highest logit; [num_rows] int64."""
+    """Return the token of each row's highest logit, or ``NO_TOKEN`` as ``sample`` does; [num_rows] int64."""
     vocab = vocab or WholeVocab(logits.shape[1])
     best, at = logits.max(-1)
     return _winner(-best.double(), at, vocab)
@@ -136,7 +139,12 @@ def _race(weights: Tensor, streams: Streams, vocab: VocabShard) -> tuple[Tensor,
 
 
 def _winner(scores: Tensor, columns: Tensor, vocab: VocabShard) -> Tensor:
-    """The token of the rank with the lowest score, of the first one if they are equal."""
+    """The token of the rank with the lowest score, of the first one if they are equal.
+
+    NaN and infinity among logits become scores that win and are no numbers: NaN counts as the lowest.
+    """
     told = vocab.side_by_side(torch.stack([scores, (columns + vocab.own.start).double()], dim=1))
     scores, tokens = told.view(len(scores), -1, 2).unbind(2)
-    return tokens.gather(1, scores.argmin(-1, keepdim=True)).squeeze(1).long()
+    first = scores.argmin(-1, keepdim=True)
+    token_ids = torch.where(scores.gather(1, first).isfinite(), tokens.gather(1, first), NO_TOKEN)
+    return token_ids.squeeze(1).long()

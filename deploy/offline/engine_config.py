@@ -17,6 +17,7 @@ def engine_config(
         max_model_len=max_model_len,
         num_blocks=counts.device,
         num_host_blocks=counts.host,
+        policy=settings.scheduling_policy,
         preemption_mode=settings.preemption_mode,
         kv_host_fraction=settings.kv_host_fraction,
         block_size=settings.block_size,

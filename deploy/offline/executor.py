@@ -48,6 +48,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=settings.kv_cache_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
+        num_blocks=settings.num_gpu_blocks_override,
         swap_space_bytes=settings.swap_space_bytes,
         kv_checksum=settings.kv_checksum,
         copy_bytes_per_s=settings.copy_bytes_per_s,
@@ -56,19 +57,18 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
         enforce_eager=settings.enforce_eager,
         is_deterministic=settings.deterministic,
     )
+    os.environ.update(RANK_ENVIRONMENT)
     if settings.tensor_parallel_size > 1:
-        return _start_processes(config, settings.tensor_parallel_size, settings.num_gpu_blocks_override)
+        return _start_processes(config, settings.tensor_parallel_size)
     rank = make_rank(config)
     rank.load()
-    counts = rank.block_counts().limited(settings.num_gpu_blocks_override)
+    counts = rank.block_counts()
     rank.allocate(counts.device, counts.host)
     rank.warm_up()
     return rank, counts
 
 
-def _start_processes(
-    config: RankConfig, num_ranks: int, override: int | None
-) -> tuple[Executor, BlockCounts]:
+def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, BlockCounts]:
     """Start the ranks, agree on the number of blocks, connect the step channel."""
     _check_devices(config.device, num_ranks)
     context = multiprocessing.get_context("spawn")
@@ -89,7 +89,7 @@ def _start_processes(
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        counts = BlockCounts.least([_receive(pipe) for pipe in pipes]).limited(override)
+        counts = BlockCounts.least([_receive(pipe) for pipe in pipes])
         for pipe in pipes:
             pipe.send(counts)
         executor.wait_for_ranks(_START_TIMEOUT_S)
@@ -125,7 +125,6 @@ def _receive(pipe: Connection) -> BlockCounts:
 
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     """Body of a rank's process; it ends with the channel, or when its parent is gone."""
-    os.environ.update(RANK_ENVIRONMENT)
     if sys.platform == "linux":
         os.environ.update(LOOPBACK_ENVIRONMENT)
     try:

@@ -6,21 +6,20 @@ reach them over the step channel, as in a cluster.
 
 from __future__ import annotations
 
-import itertools
-import random
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tqdm import tqdm
 
+from deploy.model_check import check_model
 from deploy.offline.beam_search import BeamSearchParams, SearchedChoice
 from deploy.offline.choice import Choice
 from deploy.offline.engine_config import engine_config
 from deploy.offline.executor import start_executor
+from deploy.offline.llm_settings import LLMSettings
 from deploy.offline.outputs import (
     BeamSearchOutput,
     EmbeddingOutput,
@@ -30,7 +29,8 @@ from deploy.offline.outputs import (
     RequestOutput,
 )
 from deploy.offline.pooling import PooledChoice, pooled_params, unit
-from deploy.offline.prompts import Prompt, as_list, encoded, load_tokenizer, params_for
+from deploy.offline.prompts import Prompt, as_list, load_tokenizer, params_for
+from deploy.offline.request_writer import RequestWriter
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import make_settings
 from router.text.chat_template import TemplateOptions
@@ -41,11 +41,11 @@ from workers.checkpoint.source import resolve_model
 from workers.engine.admission import context_len
 from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
-from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.errors import InvalidRequest, PromptTooLong, ShoalError
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import ChoiceParams, EngineRequest
-from workers.grammar import GrammarCompiler
-from workers.mask_threads import spare_threads
+
+_log = logging.getLogger("shoal.offline")
 
 
 class LLM:
@@ -59,74 +59,29 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        tokenizer: str | Path | None = None,
-        revision: str | None = None,
-        download_dir: str | Path | None = None,
-        trust_remote_code: bool = False,
-        chat_template: str | Path | None = None,
-        load_format: str = "auto",
         skip_tokenizer_init: bool = False,
-        tensor_parallel_size: int = 1,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        enable_prefix_caching: bool = True,
-        block_size: int = 16,
-        seed: int = 0,
-        dtype: str = "auto",
-        quantization: str | None = None,
-        model_impl: str = "auto",
-        kv_cache_dtype: str = "auto",
-        device: str = "auto",
-        num_gpu_blocks_override: int | None = None,
-        kv_cache_gib: float | None = None,
-        swap_space: float | None = None,
-        preemption_mode: str = "auto",
-        kv_host_fraction: float = 0.5,
-        kv_checksum: bool = False,
-        copy_gib_per_s: float | None = None,
-        enforce_eager: bool = False,
-        deterministic: bool = False,
-        cpu_threads: int | None = None,
-        cache_dir: Path | None = None,
+        **given: Unpack[LLMSettings],
     ) -> None:
         """Load the model.
 
         Args:
             model: a folder, a .gguf file, a hub id, or None for the demo model.
-            tokenizer: a folder or .gguf file to take the tokenizer from; None: the model's.
-            revision: branch, tag or commit on the hub.
-            download_dir: where models of the hub are kept.
-            trust_remote_code: refused: no code of a checkpoint is ever run.
-            chat_template: a file with a template; None: the model's.
-            load_format: "auto", "gguf", "safetensors", or "dummy" for random weights.
-            quantization: None for weights as they are stored; "fp8", "int8" or "int4" for full ones.
-            model_impl: "native" or "transformers": whose layers; "auto": native ones where there are such.
-            kv_cache_dtype: "auto" for the numbers of ``dtype``, or "fp8" (e4m3) for half or a quarter of the memory.
             skip_tokenizer_init: leave the tokenizer out; prompts are then token ids and outputs have no text.
+            given: settings by the names of ``shoal serve``'s flags, which explains them (``--help``).
 
         Raises:
-            UserError: the model is unknown or a setting does not fit it.
+            UserError: the model is unknown or a setting does not fit it; no rank has been started.
+            ShoalError: a rank could not start.
         """
-        settings = make_settings(
-            model=model, tokenizer=tokenizer, revision=revision, download_dir=download_dir,
-            trust_remote_code=trust_remote_code, chat_template=chat_template,
-            load_format=load_format, tensor_parallel_size=tensor_parallel_size,
-            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
-            block_size=block_size, seed=seed, dtype=dtype, quantization=quantization, device=device,
-            model_impl=model_impl, kv_cache_dtype=kv_cache_dtype,
-            num_gpu_blocks_override=num_gpu_blocks_override, kv_cache_gib=kv_cache_gib, cpu_threads=cpu_threads,
-            enforce_eager=enforce_eager, deterministic=deterministic,
-            swap_space=swap_space, preemption_mode=preemption_mode, kv_host_fraction=kv_host_fraction,
-            kv_checksum=kv_checksum, copy_gib_per_s=copy_gib_per_s,
-            cache_dir=cache_dir, replicas=1,
-        )  # fmt: skip
+        if unknown := given.keys() - LLMSettings.__annotations__.keys():
+            raise TypeError(f"LLM() got an unexpected keyword argument {min(unknown)!r}")
+        settings = make_settings(model=model, replicas=1, **given)
+        for note in settings.notes:
+            _log.info(note)
         files = resolve_model(settings.model, settings.source)
         model_config = read_model_config(files, settings.model_impl)
+        check_model(settings, files, model_config)
         self.tokenizer = None if skip_tokenizer_init else load_tokenizer(settings, files)
-        self._eos_token_ids = tuple(model_config.eos_token_ids)
         self._executor, counts = start_executor(settings, files)
         self.max_model_len = context_len(
             settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
@@ -137,8 +92,9 @@ class LLM:
         self._cost = measure_copies(self._executor, self.engine_config, CostModel())
         self._engine = Engine(self.engine_config, self._cost)
         self.vocab_size = model_config.vocab_size
-        self._ids = itertools.count()
-        self._seeds = random.Random(seed)
+        self._writer = RequestWriter(
+            self.tokenizer, self.max_model_len, model_config.eos_token_ids, settings.seed
+        )
         self._choices: dict[str, Choice | PooledChoice | SearchedChoice] = {}
 
     # -- generating ---------------------------------------------------------------------------------------
@@ -149,22 +105,30 @@ class LLM:
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for each prompt; outputs come in the order of the prompts.
 
         Args:
             prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; one, or several.
             sampling_params: one for all, or one for each prompt.
+            priority: of each prompt with ``scheduling_policy="priority"``; lower is served first.
 
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
+            ShoalError: the model's weights are broken, or a rank is lost.
         """
         listed = as_list(prompts)
         params = params_for(sampling_params, len(listed))
-        outputs = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        priorities = [0] * len(listed) if priority is None else list(priority)
+        if len(priorities) != len(listed):
+            raise InvalidRequest(
+                f"{len(priorities)} priorities for {len(listed)} prompts: give one for each", "priority"
+            )
+        outputs = [self._writer.prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
         try:
-            for output, one in zip(outputs, params, strict=True):
-                self._submit(output, one)
+            for output, one, rank in zip(outputs, params, priorities, strict=True):
+                self._submit(output, one, rank)
             self._run(outputs, use_tqdm)
         except BaseException:
             self._withdraw()
@@ -213,7 +177,7 @@ class LLM:
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
         """
-        prepared = [self._prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
+        prepared = [self._writer.prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
         longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
         if longest + params.max_tokens > self.max_model_len:
             raise PromptTooLong(
@@ -277,7 +241,9 @@ class LLM:
 
     def _pool(self, prompts: Prompt | Iterable[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
         params = pooled_params(pooling)
-        choices = [PooledChoice(self._prepare(prompt, SamplingParams())) for prompt in as_list(prompts)]
+        choices = [
+            PooledChoice(self._writer.prepare(prompt, SamplingParams())) for prompt in as_list(prompts)
+        ]
         self._complete(choices, params, use_tqdm)
         return choices
 
@@ -337,8 +303,16 @@ class LLM:
                             bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
                             bar.update(1)
 
+    def _submit(self, output: RequestOutput, params: SamplingParams, priority: int) -> None:
+        for written in self._writer.write(output, params, priority):
+            self._choices[written.request.request_id] = written.choice
+            # A request without earlier output cannot have ended yet, so nothing comes back.
+            self._engine.add(written.request, time.monotonic(), written.matcher)
+
     def _take(self, request_id: str, token_output: TokenOutput) -> bool:
         """Hand an output to its choice; True if its prompt has all of its outputs now."""
+        if token_output.error is not None and not token_output.is_user_error:
+            raise ShoalError(token_output.error)
         choice = self._choices[request_id]
         ended = choice.take(token_output)
         if not ended:
@@ -355,56 +329,3 @@ class LLM:
         self._choices.clear()
         while self._engine.num_launched:
             self._engine.apply(self._executor.collect(), time.monotonic())
-
-    # -- prompts ------------------------------------------------------------------------------------------
-
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        text, token_ids = encoded(prompt, self.tokenizer)
-        keep = params.truncate_prompt_tokens
-        if keep is not None:
-            token_ids = token_ids[-(self.max_model_len - 1 if keep == -1 else keep) :]
-        if not token_ids:
-            raise InvalidRequest("the prompt has no tokens, it must have at least one", "prompt")
-        if len(token_ids) >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(token_ids)} tokens, this model takes {self.max_model_len} with its output: "
-                "shorten it or raise max_model_len",
-                "prompt",
-            )
-        if params.needs_tokenizer and self.tokenizer is None:
-            raise InvalidRequest(
-                "stop, bad_words and structured_outputs need the tokenizer: leave out skip_tokenizer_init",
-                "stop",
-            )
-        return RequestOutput(str(next(self._ids)), text, token_ids, [])
-
-    def _submit(self, output: RequestOutput, params: SamplingParams) -> None:
-        seed = self._seeds.getrandbits(63)
-        left = self.max_model_len - len(output.prompt_token_ids)
-        for index in range(params.n):
-            request_id = f"{output.request_id}-{index}"
-            choice = Choice(output, index, params, self.tokenizer)
-            wanted = params.choice(index, seed, left, self._bad_words(params))
-            request = EngineRequest(request_id, output.prompt_token_ids, wanted)
-            matcher = self._grammars.matcher(wanted.grammar) if wanted.grammar else None
-            self._choices[request_id] = choice
-            # A request without earlier output cannot have ended yet, so nothing comes back.
-            self._engine.add(request, time.monotonic(), matcher)
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each bad word, at the beginning of a text and after a space."""
-        if not params.bad_words:
-            return ()
-        assert self.tokenizer is not None, "a request that needs the tokenizer is refused without"
-        spelled = [word for bad in params.bad_words for word in (bad, " " + bad.lstrip())]
-        return tuple(dict.fromkeys(tuple(self.tokenizer.encode_literally(word)) for word in spelled))
-
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        """Made when first needed: it takes a tenth of a second."""
-        assert self.tokenizer is not None, "a request that needs the tokenizer is refused without"
-        table = self.tokenizer.table
-        token_bytes = [table.bytes_of(token_id) for token_id in range(len(table))]
-        return GrammarCompiler(
-            token_bytes, self.tokenizer.special_token_ids, self._eos_token_ids, spare_threads()
-        )

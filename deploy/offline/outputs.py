@@ -29,7 +29,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
-    """"stop" or "length"."""
+    """"stop", "length", or "error" where a grammar could not be followed further."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the end-of-sequence token."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -15,6 +16,8 @@ from workers.engine.plan import RankLost, StepPlan, StepResult
 
 _LOOK_S = 1.0
 """With no result for so long, processes are looked at."""
+_REAP_S = 0.2
+"""For a process that has hung up to be gone."""
 _END_S = 10.0
 """For ranks that were let go to give their memory back by themselves."""
 
@@ -65,9 +68,24 @@ class OwnedRanks(ChannelExecutor):
         try:
             yield
         except RankLost as error:
-            self._loss = f"{error}; all ranks were ended, make another LLM"
+            num_ranks = len(self._processes)
+            what = self._first_ended() or str(error)
+            self._loss = (
+                f"{what}; all {num_ranks} ranks were ended: make another LLM and give it the prompts again"
+            )
             self.kill()
-            raise
+            raise RankLost(self._loss) from error
+
+    def _first_ended(self) -> str | None:
+        """Which rank's process has ended by itself and how; None: none has."""
+        for rank, process in enumerate(self._processes):
+            process.join(_REAP_S)
+            if process.exitcode is not None:
+                code = process.exitcode
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                why = ", by the kernel if memory ran out" if code == -signal.SIGKILL else ""
+                return f"rank {rank} of {len(self._processes)} (process {process.pid}) has ended ({how}{why})"
+        return None
 
     def _wait(self) -> bool:
         """Sleep until there may be a result; False if nothing came for ``_LOOK_S``."""

@@ -38,8 +38,13 @@ def quantize(
     if calibration is not None:
         from tokenizers import Tokenizer
 
+        try:
+            text = calibration.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"--calibration {calibration} cannot be read: {error}", "calibration"
+            ) from error
         tokenizer = Tokenizer.from_file(str(files.path / "tokenizer.json"))
-        text = calibration.read_text(encoding="utf-8")
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:max_tokens]
     with Progress(console=console) as bar:
         task = bar.add_task(f"{files.name} to {method}", total=1.0)

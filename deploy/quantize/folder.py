@@ -22,6 +22,8 @@ METHODS = ("fp8", "awq", "gptq")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose layers have the names and the norms that AWQ's scales are folded into."""
 _CHUNK_TOKENS = 512
+_WIDTH_MULTIPLE = 32
+"""Of rows and columns: the layouts pack eight codes a word, and smaller groups would cost more than they save."""
 _STATISTICS_BYTES = 1 << 30
 _LINEARS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -100,7 +102,23 @@ def _check(job: Job, config: dict[str, object]) -> None:
         )
     if config.get("quantization_config"):
         raise InvalidRequest(f"{job.source} is quantized already", "model")
-    if job.method != "fp8" and len(job.token_ids) < _CHUNK_TOKENS:
+    if job.method == "fp8":
+        return
+    for name in ("hidden_size", "intermediate_size"):
+        width = config.get(name)
+        if isinstance(width, int) and width % _WIDTH_MULTIPLE:
+            raise InvalidRequest(
+                f"{job.source} has {name} {width}, codes of 4 bits need multiples of {_WIDTH_MULTIPLE}: "
+                "use --method fp8",
+                "method",
+            )
+    if not job.token_ids:
+        raise InvalidRequest(
+            f"--method {job.method} needs --calibration FILE, a text of {_CHUNK_TOKENS} tokens or more like those that "
+            "will be served; --method fp8 needs none",
+            "calibration",
+        )
+    if len(job.token_ids) < _CHUNK_TOKENS:
         raise InvalidRequest(
             f"{job.method} needs a calibration text of {_CHUNK_TOKENS} tokens or more, "
             f"this one has {len(job.token_ids)}",

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from deploy import cli
 from deploy.config_file import read_config
 from deploy.flags import GROUPS
+from deploy.offline.llm import LLM
+from deploy.offline.llm_settings import LLMSettings
 from deploy.settings import ServeSettings, make_settings
 from workers.engine.errors import InvalidRequest
 
@@ -53,6 +55,18 @@ def test_every_group_names_settings_and_every_setting_has_its_help() -> None:
     assert len(named) == len(set(named))
     assert set(named) <= set(ServeSettings.model_fields)
     assert [name for name, field in ServeSettings.model_fields.items() if not field.description] == []
+
+
+def test_an_llm_takes_all_settings_of_model_engine_and_memory() -> None:
+    of_serving_alone = {"served_model_name"}
+    of_other_groups = {"tensor_parallel_size", "device", "cpu_threads", "chat_template"}
+    wanted = {name for group in ("Model", "Engine", "Memory") for name in GROUPS[group]}
+
+    assert set(LLMSettings.__annotations__) == wanted - of_serving_alone | of_other_groups
+    with pytest.raises(TypeError, match="unexpected keyword argument 'port'"):
+        LLM(port=8000)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match=r"--max-step-growth is -1"):
+        LLM(max_step_growth=-1)
 
 
 def test_an_unknown_flag_is_told_the_nearest() -> None:

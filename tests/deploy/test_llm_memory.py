@@ -37,7 +37,9 @@ def test_prompts_beyond_the_memory_yield_what_they_would_have_with_enough() -> N
 def test_a_context_that_the_blocks_do_not_hold_is_refused_or_said_to_be_cut(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(UserError, match=r"max_model_len is 1,000, 8 KV blocks of 16 hold 128 tokens"):
+    with pytest.raises(
+        UserError, match=r"blocks-override 8 holds 128 tokens, .* --max-model-len 1000: .* 63 blocks"
+    ):
         make_llm(max_model_len=1000, num_gpu_blocks_override=8)
 
     with caplog.at_level(logging.WARNING, logger="shoal.engine"):
@@ -46,6 +48,35 @@ def test_a_context_that_the_blocks_do_not_hold_is_refused_or_said_to_be_cut(
     assert llm.max_model_len == 128
     assert "the context is cut from 4096 to 128 tokens" in caplog.text
     llm.close()
+
+
+def test_prompts_are_served_by_their_priority() -> None:
+    llm = make_llm(max_model_len=128, max_num_seqs=1, scheduling_policy="priority")
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
+    ended: list[str] = []
+    take = llm._take
+    llm._take = lambda request_id, output: ended.append(request_id) or take(request_id, output)  # type: ignore
+
+    llm.generate([[1, 2], [3, 4], [5, 6]], params, use_tqdm=False, priority=[2, 0, 1])
+
+    assert list(dict.fromkeys(ended)) == ["1-0", "2-0", "0-0"]
+    with pytest.raises(UserError, match="2 priorities for 1 prompts"):
+        llm.generate([[1, 2]], params, use_tqdm=False, priority=[2, 0])
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tensor_parallel_size": 64}, "64 ranks cannot share"),
+        ({"num_gpu_blocks_override": 10**12}, "more than this machine's"),
+        ({"swap_space": 1e9}, "--swap-space 1e.09"),
+        ({"load_format": "gguf"}, "--load-format is gguf"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_rank_starts(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make_llm(**fields)
 
 
 def test_the_pressure_benchmark_counts_what_gave_way() -> None:

@@ -119,15 +119,21 @@ def test_two_ranks_answer_as_one(options: dict[str, Any]) -> None:
         assert shared[name] == alone[name], name
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_all_ranks_and_the_run(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (signal.SIGKILL, r"rank [01] of 2 \(process \d+\) has ended \(killed by SIGKILL, .*make another LLM"),
+        (signal.SIGSTOP, r"rank [01] \(process \d+\) is stopped; all 2 ranks .*make another LLM"),
+    ],
+)
+def test_a_lost_rank_ends_all_ranks_and_the_run(number: signal.Signals, says: str) -> None:
     llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
     ranks = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
     assert len(ranks) == 2
 
     ranks[1].send_signal(number)
     started_s = time.monotonic()
-    with pytest.raises(RankLost):
+    with pytest.raises(RankLost, match=says):
         llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(**LENGTH), use_tqdm=False)
 
     print(f"{number.name}: all ranks had ended after {time.monotonic() - started_s:.2f} s")

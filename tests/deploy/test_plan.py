@@ -104,6 +104,20 @@ def test_the_command_prints_the_plan(tmp_path) -> None:
         assert expected in result.output
 
 
+def test_only_groups_that_can_share_the_model_are_planned(tmp_path) -> None:
+    from transformers import GPT2Config
+
+    from deploy.cli import app
+
+    GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+
+    result = CliRunner().invoke(app, ["plan", str(tmp_path)])
+
+    assert result.exit_code == 0, result.output
+    heading = next(line for line in result.output.splitlines() if "tensor parallel" in line)
+    assert [cell.strip() for cell in heading.split("┃")] == ["", "tensor parallel", "1", ""]
+
+
 def test_an_unknown_gpu_is_refused_with_those_known() -> None:
     from deploy.cli import app
 

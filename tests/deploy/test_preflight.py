@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from deploy.preflight import check_cluster
 from deploy.settings import make_settings
@@ -22,11 +24,30 @@ CONFIG = {
 }  # fmt: skip
 
 
+LAYER = {
+    "input_layernorm": (64,), "post_attention_layernorm": (64,), "self_attn.q_proj": (96, 64),
+    "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64), "self_attn.o_proj": (64, 96),
+    "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96),
+}  # fmt: skip
+SHAPES = {
+    "model.embed_tokens.weight": (97, 64),
+    "model.norm.weight": (64,),
+    "lm_head.weight": (97, 64),
+    **{f"model.layers.{index}.{name}.weight": shape for index in range(2) for name, shape in LAYER.items()},
+}
+
+
+def write_weights(folder: Path, **changes: tuple[int, ...] | None) -> None:
+    """All tensors of the config; those of ``changes`` in another shape, or left out."""
+    shapes = {name: shape for name, shape in (SHAPES | changes).items() if shape is not None}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model folder with everything but sense in it."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model.safetensors").touch()
+    write_weights(tmp_path)
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -62,6 +83,20 @@ def test_what_fits_passes(folder: Path) -> None:
         ({"dtype": "float16"}, "dtype", "float32"),
         ({"quantization": "int3"}, "quantization", "'int3' is unknown; awq"),
         ({"quantization": "awq"}, "quantization", "the checkpoint is not quantized"),
+        ({"max_model_len": 1}, "max_model_len", "--max-model-len is 1.*2"),
+        (
+            {"swap_space": 1e9},
+            "swap_space",
+            r"--swap-space 1e\+09 \(GiB\) for each of 2 ranks.*lower it, to .* GiB",
+        ),
+        ({"kv_cache_gib": 1e9}, "kv_cache_gib", r"1e\+09 GiB of KV blocks.*lower --kv-cache-gib"),
+        ({"num_gpu_blocks_override": 10**12}, "kv_cache_gib", "lower .*--num-gpu-blocks-override"),
+        (
+            {"num_gpu_blocks_override": 2000, "kv_cache_gib": 0.01},
+            "num_gpu_blocks_override",
+            "is 2,000, --kv-cache-gib 0.01 holds 1,310 blocks",
+        ),
+        ({"cpu_threads": 1000}, "cpu_threads", "is 1000, this machine has .* cores"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -110,12 +145,72 @@ def test_a_folder_without_weights_is_told(folder: Path) -> None:
     check(folder, load_format="dummy")
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": {"a": "model-2.safetensors"}}, r"model-2\.safetensors is missing, though"),
+        ({"weight_map": {"a": "model.safetensors"}}, r"model\.safetensors has no tensor a, though"),
+        (
+            {"weight_map": {"a": "../model.safetensors"}},
+            "names '../model.safetensors', which is no file of its own",
+        ),
+        ({"weight_map": {"a": "/etc/passwd"}}, "names '/etc/passwd', which is no file of its own"),
+        ({"weight_map": {"a": 7}}, "names 7, which is no file"),
+        ({"weight_map": [1]}, "index.json cannot be read"),
+        ({}, "index.json cannot be read"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_index_that_does_not_fit_its_files_is_told(folder: Path, index: object, says: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    with pytest.raises(UserError, match=r"no model-2\.safetensors"):
+    with pytest.raises(UserError, match=says):
         check(folder)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 100, 20_000, -1])
+def test_a_file_that_is_cut_off_is_told(folder: Path, num_bytes: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged or cut off"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"), [(None, "has no tensor"), ((32, 60), r"has shape \(32, 60\).*\(32, 64\)")]
+)
+def test_a_tensor_that_is_missing_or_misshapen_is_named(
+    folder: Path, shape: tuple[int, ...] | None, says: str
+) -> None:
+    name = "model.layers.1.self_attn.k_proj.weight"
+    write_weights(folder, **{name: shape})
+
+    with pytest.raises(UserError, match=says) as caught:
+        check(folder)
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ({"quant_method": "awq"}, "says awq, but no layer is stored so .none has qweight.*in full"),
+        ({"quant_method": "gptq", "bits": 4}, "says gptq, but no layer"),
+        ({"quant_method": "fp8"}, "says fp8, but .*--quantization fp8"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_full_weights_that_are_called_quantized_are_refused(
+    folder: Path, method: dict[str, object], says: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
+
+    with pytest.raises(UserError, match=says):
+        check(folder)
+
+
+def test_a_pool_of_blocks_may_be_larger_than_the_default(folder: Path) -> None:
+    check(folder, num_gpu_blocks_override=100_000)
 
 
 def test_a_folder_without_a_tokenizer_is_told(folder: Path) -> None:

@@ -137,7 +137,11 @@ def test_gptq_keeps_rows_without_a_negative_weight() -> None:
 
 @pytest.mark.parametrize(
     ("method", "token_ids", "complaint"),
-    [("awq", [1] * 100, "512 tokens or more.*100"), ("hqq", [], "'hqq' is unknown.*fp8, awq, gptq")],
+    [
+        ("awq", [1] * 100, "512 tokens or more.*100"),
+        ("awq", [], "--method awq needs --calibration FILE"),
+        ("hqq", [], "'hqq' is unknown.*fp8, awq, gptq"),
+    ],
 )
 def test_what_cannot_be_quantized_is_said(
     method: str, token_ids: list[int], complaint: str, tmp_path: Path
@@ -147,6 +151,15 @@ def test_what_cannot_be_quantized_is_said(
     with pytest.raises(InvalidRequest, match=complaint):
         quantize_folder(Job(source, tmp_path / "out", method, token_ids))
     assert not (tmp_path / "out").exists()
+
+
+def test_widths_that_codes_do_not_fit_are_said(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "full")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"intermediate_size": 130}))
+
+    with pytest.raises(InvalidRequest, match=r"intermediate_size 130, .* multiples of 32: use --method fp8"):
+        quantize_folder(Job(source, tmp_path / "out", "awq", [1] * 600))
 
 
 def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ kernel takes milliseconds here. No bfloat16: the interpreter computes it wrongly
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,6 +34,15 @@ FLOAT8 = rope_kv_write.FLOAT8
 def check_draws() -> None:
     """The draw and the step's preparation give integers: they must equal their references."""
     logits = torch.randn(5, 9000) * 2
+    logits[0, 4000] = math.nan  # as row 1 samples, and 3 has all, there is no token in any
+    logits[1, 8999] = math.inf
+    logits[3] = math.nan
+    compare_draws(logits)
+    compare_draws(torch.randn(5, 9000) * 2)
+
+
+def compare_draws(logits: Tensor) -> None:
+    """Of five rows, the last of which is padding."""
     rows, starts = (torch.tensor(x, dtype=torch.int32) for x in ([5, 0, 2, 3, 1], [3, 9, 1, 0, 7]))
     params = draw.DrawParams(
         torch.tensor([0.0, 1.0, 0.7, 2.0, 0.3, 1.0]),
@@ -44,12 +54,14 @@ def check_draws() -> None:
             torch.tensor([0.5, 1.0, 1.0, 0.9, 1.0, 0.8]),
         ),
     )
-    token_ids, drawn = torch.zeros(6, 12, dtype=torch.int32), torch.full((5,), -1, dtype=torch.int32)
+    token_ids, drawn = torch.zeros(6, 12, dtype=torch.int32), torch.full((5,), -7, dtype=torch.int32)
     scratch = torch.empty(draw.draw_scratch_len(5, 9000), dtype=torch.float64)
     draw.draw(logits, params, torch.tensor([4], dtype=torch.int32), rows, starts, token_ids, drawn, scratch)
     want = draw.draw_ref(logits, params, rows, starts + 1)
-    assert drawn.tolist() == [*want[:4].tolist(), -1]
-    assert token_ids[rows[:4].long(), starts[:4].long() + 1].tolist() == drawn[:4].tolist()
+    assert drawn.tolist() == [*want[:4].tolist(), -7]
+    is_broken = ~logits[:4].amax(-1).isfinite()
+    assert (drawn[:4] == -1).tolist() == is_broken.tolist()
+    assert token_ids[rows[:4].long(), starts[:4].long() + 1].tolist() == drawn[:4].clamp(min=0).tolist()
     told: list[Tensor] = []
     off = filters.Filters(torch.zeros(6), torch.zeros(6, dtype=torch.int32), torch.ones(6))
     params = replace(params, filters=off)
@@ -65,7 +77,7 @@ def check_draws() -> None:
             told.append(candidates.clone())
             return torch.stack(told) if is_last else candidates[None]
 
-        shared, shared_ids = torch.full_like(drawn, -1), torch.zeros_like(token_ids)
+        shared, shared_ids = torch.full_like(drawn, -7), torch.zeros_like(token_ids)
         num_rows, share = torch.tensor([4], dtype=torch.int32), draw.DrawShare(own.start, candidates, gather)
         draw.draw(columns, params, num_rows, rows, starts, shared_ids, shared, scratch, share)
     assert torch.equal(shared, drawn)

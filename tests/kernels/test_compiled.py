@@ -409,7 +409,7 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         {"STRETCH": draw.STRETCH, "HEATS": draw.HEATS, "RACE": 0, "PDL": is_hopper},
         num_warps=4,
     )
-    constants = {"STRETCH": draw.STRETCH, "PARTS_PADDED": 32, "RACE": 1, "PDL": is_hopper}
+    constants = {"STRETCH": draw.STRETCH, "PARTS_PADDED": 32, "RACE": 1, "NO_TOKEN": -1, "PDL": is_hopper}
     drawn = compile_kernel(
         draw._draw_kernel, architecture, types, constants | {"candidates_ptr": None}, num_warps=4
     )
@@ -424,7 +424,7 @@ def test_the_draw_keeps_its_registers(architecture: int, tmp_path: Path) -> None
         draw._settle_kernel,
         architecture,
         types | {"gathered_ptr": "*fp64"},
-        {"RANKS_PADDED": 8, "PDL": is_hopper},
+        {"RANKS_PADDED": 8, "NO_TOKEN": -1, "PDL": is_hopper},
         num_warps=1,
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.filters import Filters
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams, exponentials, philox_4x32
-from kernels.sampler import log_probabilities, sample
+from kernels.sampler import NO_TOKEN, likeliest, log_probabilities, sample
 
 NUM_DRAWS = 10_000
 
@@ -203,3 +203,28 @@ def test_log_probabilities_are_those_of_the_whole_distribution() -> None:
     assert ids.tolist() == [[3, 2]]
     assert ranks.tolist() == [3]
     torch.testing.assert_close(values[0], want[[3, 2]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5, "top_p": 0.8, "min_p": 0.01}], ids=["plain", "filtered"]
+)
+def test_rows_that_are_no_numbers_have_no_token_and_leave_others_alone(
+    temperature: float, filters: dict[str, float]
+) -> None:
+    torch.manual_seed(0)
+    healthy = torch.randn(700)
+    nan, infinite, nothing, masked = (healthy.clone() for _ in range(4))
+    nan[650] = math.nan
+    infinite[3] = math.inf
+    nothing[:] = -math.inf
+    masked[5:] = -math.inf
+
+    wanted = [int(draw(one, 1, temperature, **filters)) for one in (healthy, masked)]  # type: ignore[arg-type]
+
+    for one in (nan, infinite, nothing, torch.full((700,), math.nan)):
+        assert draw(one, 3, temperature, **filters).tolist() == [NO_TOKEN] * 3  # type: ignore[arg-type]
+    assert min(wanted) >= 0
+    assert likeliest(torch.stack([nan, healthy, infinite, nothing, masked])).tolist() == [
+        NO_TOKEN, int(healthy.argmax()), NO_TOKEN, NO_TOKEN, int(masked.argmax())
+    ]  # fmt: skip

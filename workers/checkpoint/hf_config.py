@@ -28,6 +28,10 @@ FAMILIES = {
 """Hugging Face's architecture name to ours. SmolLM, Llama 2 and 3.x are ``LlamaForCausalLM``, Phi-4 is ``Phi3``."""
 MODEL_IMPLS = ("auto", "native", "transformers")
 """Whose layers a model has: Shoal's, transformers', or Shoal's where there are such."""
+_SERVED = (
+    f"Shoal has layers of its own for {', '.join(FAMILIES)}, and runs any other decoder-only model of transformers "
+    "that keeps keys and values alone with transformers' layers (--model-impl auto or transformers)"
+)
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA_PATTERN = {"gemma2": 2, "gemma3": 6}
 """One layer in so many attends to everything."""
@@ -50,15 +54,21 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
     generation = _read_json(generation_path) if generation_path.exists() else {}
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if model_impl == "transformers" or (model_impl == "auto" and name not in FAMILIES and is_decoder(name)):
-        return generic_config(config, generation, str(folder))
-    if name not in FAMILIES:
-        others = (
-            "decoder-only models of transformers"
-            if model_impl == "auto"
-            else "no others as model_impl is native"
+    if not isinstance(name, str):
+        raise UserError(
+            f"{folder}/config.json says architectures = {json.dumps(names)}, the class of the model is needed. "
+            f"{_SERVED}",
+            "model",
         )
-        raise UserError(f"{folder} holds a {name}; Shoal runs {', '.join(FAMILIES)}, and {others}")
+    if model_impl == "transformers" or (model_impl == "auto" and name not in FAMILIES and is_decoder(name)):
+        try:
+            return generic_config(config, generation, str(folder))
+        except UserError as error:
+            raise UserError(f"{folder} holds a {name}: {error.message}. {_SERVED}", "model") from error
+    if name not in FAMILIES:
+        raise UserError(
+            f"{folder} holds a {name}, which --model-impl {model_impl} has not. {_SERVED}", "model"
+        )
     family = FAMILIES[str(name)]
     num_heads = integer(config, "num_attention_heads")
     hidden_size = integer(config, "hidden_size")

@@ -6,7 +6,7 @@ each group, or 8-bit numbers with a scale for each row that are multiplied as su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workers.engine.errors import UserError
@@ -39,6 +39,19 @@ class Quantization:
     block: tuple[int, int] = (128, 128)
     """Of kind "block": rows and columns that share a scale."""
 
+    @property
+    def marker(self) -> str | None:
+        """The tensor that a layer has if it is stored so, and else has not; None where names do not tell."""
+        if self.is_online or self.format == "gguf":
+            return None
+        if self.format == "bitsandbytes":
+            return "SCB" if self.kind == "int8" else "weight.absmax"
+        if self.kind == "pack-quantized":
+            return "weight_packed"
+        if self.format in ("fp8", "compressed-tensors"):
+            return "weight_scale_inv" if self.kind == "block" else "weight_scale"
+        return "lookup_table" if self.format == "squeezellm" else "qweight"
+
 
 def quantization_of(config: Mapping[str, object], where: str) -> Quantization | None:
     """Read ``quantization_config`` of a config.json; None where weights are stored in full.
@@ -65,6 +78,24 @@ def quantization_of(config: Mapping[str, object], where: str) -> Quantization | 
             f"{where} is quantized by {method or 'an unnamed method'!r}; Shoal reads {', '.join(FORMATS)}"
         )
     return readers[method](raw, where)
+
+
+def check_quantized(how: Quantization | None, tensor_names: Iterable[str], where: str) -> None:
+    """Return if the tensors are stored as the config says.
+
+    Raises:
+        UserError: no layer is: the weights are in full.
+    """
+    marker = how.marker if how is not None else None
+    if how is None or marker is None or any(name.endswith(f".{marker}") for name in tensor_names):
+        return
+    ways = "take its quantization_config out of config.json to serve it in full"
+    if how.format in ONLINE:
+        ways += f", and give --quantization {how.format} to have it quantized at load"
+    raise UserError(
+        f"config.json of {where} says {how.format}, but no layer is stored so (none has {marker}): {ways}",
+        "model",
+    )
 
 
 def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quantization | None:

@@ -149,6 +149,10 @@ class Engine:
             request.num_in_flight -= 1
             if request.status is finished:
                 continue  # aborted, or ended a step ago: this is the token too many
+            if token_id < 0:
+                outputs.append(_broken(request.payer))
+                self._dismiss(request.payer)
+                continue
             num_sampled += 1
             if (group := request.group) is not None:
                 told = logprobs[index] if logprobs else None
@@ -359,6 +363,17 @@ def _replayed(request: EngineRequest, matcher: Matcher | None) -> Constraint:
             f"earlier output does not match the grammar: {constraint.error}", param="grammar"
         )
     return constraint
+
+
+def _broken(request: RequestState) -> TokenOutput:
+    return TokenOutput(
+        request.request_id,
+        [],
+        FinishReason.ERROR,
+        num_preemptions=request.num_preemptions,
+        error="the model's logits are no finite numbers: its weights hold NaN or infinity, or its activations go "
+        "beyond the numbers of --dtype; check the checkpoint, or try another --dtype",
+    )
 
 
 def _failure(request: RequestState, message: str) -> TokenOutput:

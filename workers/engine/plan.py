@@ -167,6 +167,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
 
     step_id: int
     token_ids: list[int]
+    """-1 where the logits were no numbers, so that there is none."""
     logprobs: list[TokenLogprobs | None] | None = None
     """None when no row asked for any."""
     elapsed_s: float = 0.0

@@ -182,9 +182,9 @@ class Batch:
         )
 
     def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:
-        """Write a sampled token at its position in each row."""
+        """Write a sampled token at its position in each row; 0 for ``NO_TOKEN``, since a launched step may read it."""
         rows_, positions_ = self._to_device([rows, positions])
-        self.token_ids[rows_, positions_] = token_ids.to(torch.int32)
+        self.token_ids[rows_, positions_] = token_ids.to(torch.int32).clamp_(min=0)
 
     def _enter(self, new: NewRow) -> None:
         (token_ids,) = self._to_device([new.token_ids])

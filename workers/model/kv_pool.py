@@ -49,7 +49,7 @@ class KVLayout:
         except (RuntimeError, MemoryError) as error:
             gib = num_blocks * self.block_bytes / 2**30
             raise UserError(
-                f"no memory for {num_blocks} KV blocks ({gib:.1f} GiB)", "kv_cache_bytes"
+                f"no memory for {num_blocks} KV blocks ({gib:.1f} GiB)", "kv_cache_gib"
             ) from error
 
 

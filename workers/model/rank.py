@@ -29,6 +29,7 @@ from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decoder import Decoder
 from workers.model.determinism import check_deterministic
 from workers.model.device import choose_dtype, choose_kv_dtype, read_cpu_flags
+from workers.model.host_memory import check_host_memory
 from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
 from workers.model.llama import LlamaDecoder
 from workers.model.pooler import PooledRows, Pooler
@@ -125,7 +126,9 @@ class Rank:
                 config.seed,
                 progress,
             )
-        source = open_source(config.files, config.load_format, model, config.seed, self.device)
+        source = open_source(
+            config.files, config.load_format, model, self._quantization, config.seed, self.device
+        )
         decoder = LlamaDecoder(
             model,
             group,
@@ -142,9 +145,24 @@ class Rank:
         return decoder
 
     def block_counts(self) -> BlockCounts:
-        """What fits this rank's memory, device and host; see ``max_num_blocks``."""
-        block_bytes = self._layout.block_bytes
-        return BlockCounts(self.max_num_blocks(), self.config.swap_space_bytes // block_bytes, block_bytes)
+        """What this rank takes of its memory, device and host: what was asked for, else what fits.
+
+        Raises:
+            UserError: more was asked for than fits, or not even one request of ``max_model_len`` does.
+        """
+        config, block_bytes = self.config, self._layout.block_bytes
+        wanted, is_cpu = config.num_blocks, self.device.type == "cpu"
+        # On a CPU a number of blocks is a size of the pool like any other.
+        is_sized = is_cpu and config.kv_cache_bytes is None and wanted is not None
+        num_blocks = wanted if is_sized and wanted is not None else self.max_num_blocks()
+        if wanted is not None and wanted > num_blocks:
+            raise UserError(
+                f"num_gpu_blocks_override is {wanted:,}, this rank's memory holds {num_blocks:,} KV blocks of "
+                f"{block_bytes / 2**20:.3g} MiB: lower it, or leave it out",
+                "num_gpu_blocks_override",
+            )
+        check_host_memory((wanted or num_blocks) * block_bytes if is_cpu else 0, config.swap_space_bytes)
+        return BlockCounts(wanted or num_blocks, config.swap_space_bytes // block_bytes, block_bytes)
 
     def max_num_blocks(self) -> int:
         """Return how many KV blocks this rank's memory holds; a group must take the least of its ranks'.
@@ -174,7 +192,7 @@ class Rank:
         needed = -(-self.max_model_len // config.block_size) * self._layout.block_bytes
         ways = [f"max_model_len {num_tokens}"] if num_tokens else []
         if config.kv_cache_bytes is not None or self.device.type == "cpu":
-            ways.append(f"kv_cache_bytes {needed}")
+            ways.append(f"kv_cache_gib {needed / 2**30 + 0.005:.2f}")
         else:
             missing = (needed - num_bytes) / torch.cuda.get_device_properties(self.device).total_memory
             share = math.ceil((config.gpu_memory_utilization + missing) * 100) / 100

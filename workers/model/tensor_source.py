@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from workers.checkpoint.gguf_file import GgufFile
 from workers.checkpoint.model_config import ModelConfig
+from workers.checkpoint.quantization import Quantization, check_quantized
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.tensor_names import hf_name
+from workers.checkpoint.weight_files import stored_tensors
 from workers.engine.errors import UserError
 from workers.model.quantized.gguf_blocks import read_codes
 from workers.model.quantized.stored_weight import CodedWeight, DenseWeight, StoredWeight
@@ -56,9 +58,18 @@ class TensorSource(Protocol):
 
 
 def open_source(
-    files: ModelFiles | None, load_format: str, config: ModelConfig, seed: int, device: torch.device
+    files: ModelFiles | None,
+    load_format: str,
+    config: ModelConfig,
+    how: Quantization | None,
+    seed: int,
+    device: torch.device,
 ) -> TensorSource:
-    """Choose the source that ``load_format`` names, or that fits ``files`` where it is "auto"."""
+    """Choose the source that ``load_format`` names, or that fits ``files`` where it is "auto".
+
+    Raises:
+        UserError: there is none such, or its layers are not stored as ``how`` says.
+    """
     if load_format == "dummy":
         return DummySource(seed, device)
     if files is None:
@@ -68,7 +79,9 @@ def open_source(
     if load_format == "gguf":
         return GgufSource(files.path, config)
     if load_format == "safetensors":
-        return SafetensorsSource(files.path)
+        source = SafetensorsSource(files.path)
+        check_quantized(how, source.names, str(files.path))
+        return source
     raise UserError(
         f"load format {load_format!r} is unknown; auto, gguf, safetensors and dummy are", "load_format"
     )
@@ -91,7 +104,7 @@ class GgufSource:
     def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         """See ``TensorSource``."""
         tensor = torch.tensor(self._file.read(self._own_name(name)))
-        _check(name, tensor, shape, dtype)
+        check_tensor(name, tensor, shape, dtype)
         order = self._row_order(name, tensor.shape[0])
         return tensor if order is None else tensor[order]
 
@@ -124,49 +137,35 @@ class GgufSource:
         return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
-def _opened(path: Path) -> safe_open:
-    """Open a shard, or raise ``UserError`` that names it."""
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing, though the folder's index names it", "model") from error
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again", "model") from error
-
-
 class SafetensorsSource:
     """Tensors of a Hugging Face folder, from whichever shard holds them."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the index of ``folder``, or the header of its only file."""
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            self._places = {name: folder / file for name, file in shards.items()}
-        else:
-            paths = sorted(folder.glob("*.safetensors"))
-            if not paths:
-                pickled = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-                hint = f" ({pickled[0]} is pickled, which can run code: it is not read)" if pickled else ""
-                raise UserError(f"{folder} holds no .safetensors file{hint}")
-            self._places = {}
-            for path in paths:
-                with _opened(path) as shard:
-                    self._places.update(dict.fromkeys(shard.keys(), path))
+        """Read the headers in ``folder``; see ``stored_tensors``."""
+        self._stored = stored_tensors(folder)
         self._folder = folder
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of all tensors."""
+        return self._stored.keys()
 
     def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         """See ``TensorSource``."""
-        if name not in self._places:
-            raise UserError(f"{self._folder} has no tensor {name}")
-        with _opened(self._places[name]) as shard:
-            tensor: Tensor = shard.get_tensor(name)
-        _check(name, tensor, shape, dtype)
+        if name not in self._stored:
+            raise UserError(f"{self._folder} has no tensor {name}", "model")
+        path = self._stored[name].path
+        try:
+            with safe_open(path, framework="pt") as shard:
+                tensor: Tensor = shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} is damaged or cut off ({error}): fetch it again", "model") from error
+        check_tensor(name, tensor, shape, dtype)
         return tensor
 
     def has(self, name: str) -> bool:
         """See ``TensorSource``."""
-        return name in self._places
+        return name in self._stored
 
     def read_blocks(self, name: str, shape: tuple[int, int]) -> StoredWeight:
         """See ``TensorSource``."""
@@ -208,9 +207,16 @@ class DummySource:
         return DenseWeight(self.read(name, shape))
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
+    """Return if ``tensor`` is as ``TensorSource.read`` was asked for it.
+
+    Raises:
+        UserError: it is not.
+    """
     if shape is not None and tuple(tensor.shape) != shape:
-        raise UserError(f"tensor {name} has shape {tuple(tensor.shape)}, the model's config asks for {shape}")
+        raise UserError(
+            f"tensor {name} has shape {tuple(tensor.shape)}, the model's config asks for {shape}", "model"
+        )
     # Scales are kept in several floating types, and small integers sometimes in 64 bits.
     is_right = (
         tensor.is_floating_point() or not shape

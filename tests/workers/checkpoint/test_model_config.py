@@ -106,7 +106,28 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
     ("fields", "complaint"),
     [
         ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration.*LlamaForCausalLM"),
-        ({"architectures": None}, "None.*LlamaForCausalLM"),
+        ({"architectures": None}, "architectures = null.*LlamaForCausalLM.*--model-impl"),
+        ({"architectures": []}, r"architectures = \[\].*LlamaForCausalLM.*--model-impl"),
+        (
+            {"architectures": ["MambaForCausalLM"], "num_attention_heads": None},
+            "Mamba.*heads = None.*--model-impl",
+        ),
+        ({"architectures": ["MptForCausalLM"], "hidden_size": None}, "Mpt.*LlamaForCausalLM.*--model-impl"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 2}, "5 attention heads and 2 KV heads"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok = 5 of 4 experts",
+        ),
+        (
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "num_experts": 4,
+                "num_experts_per_tok": 9,
+                "moe_intermediate_size": 32,
+            },
+            "num_experts_per_tok = 9 of 4 experts",
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "layer_types": ["x"]}, "layers, but"),
         ({"hidden_size": None}, "hidden_size = None"),
         ({"num_hidden_layers": -2}, "num_hidden_layers = -2"),
         ({"hidden_act": "gelu"}, "gelu"),

@@ -96,7 +96,7 @@ def test_the_pool_takes_what_is_left_and_serving_takes_nothing_more() -> None:
 
 def test_too_little_memory_for_the_longest_request_names_what_would_do() -> None:
     rank = load_rank(kv_cache_bytes=1 << 20)
-    with pytest.raises(UserError, match=r"KV memory holds 256 tokens.*max_model_len 256 or kv_cache_bytes"):
+    with pytest.raises(UserError, match=r"KV memory holds 256 tokens.*max_model_len 256 or kv_cache_gib"):
         rank.block_counts()
 
     rank = load_rank(gpu_memory_utilization=0.002)

@@ -42,7 +42,7 @@ def test_memory_for_less_than_one_full_request_is_refused() -> None:
     rank = Rank(replace(DUMMY, kv_cache_bytes=100_000))
     rank.load()
 
-    with pytest.raises(UserError, match=r"192 tokens.*256: max_model_len 192 or kv_cache_bytes 131072 would"):
+    with pytest.raises(UserError, match=r"192 tokens.*256: max_model_len 192 or kv_cache_gib 0.01 would"):
         rank.max_num_blocks()
 
 
@@ -58,9 +58,7 @@ def test_memory_for_nothing_is_refused_with_what_would_do() -> None:
     rank = Rank(replace(DUMMY, kv_cache_bytes=10))
     rank.load()
 
-    with pytest.raises(
-        UserError, match=r"0 tokens, one request may need 256: kv_cache_bytes 131072 would do"
-    ):
+    with pytest.raises(UserError, match=r"0 tokens, one request may need 256: kv_cache_gib 0.01 would do"):
         rank.max_num_blocks()
 
 

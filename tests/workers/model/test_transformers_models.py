@@ -84,7 +84,9 @@ def test_the_implementation_can_be_asked_for(make_rank, ragged_logprobs, tmp_pat
 def test_native_layers_are_not_replaced_by_others_when_they_are_asked_for(tmp_path: Path) -> None:
     save(tmp_path, "GPTNeoXConfig", {})
 
-    with pytest.raises(UserError, match=r"GPTNeoXForCausalLM; Shoal runs LlamaForCausalLM.*native"):
+    with pytest.raises(
+        UserError, match=r"GPTNeoXForCausalLM, which --model-impl native has not.*LlamaForCausalLM"
+    ):
         Rank(RankConfig(files=ModelFiles(tmp_path, "x"), model_impl="native"))
 
 

@@ -43,21 +43,15 @@ def read_weight(source: TensorSource, name: str, shape: Shape, how: Quantization
         return quantize_online(source.read(f"{name}.weight", shape), how)
     if how.format == "gguf":
         return source.read_blocks(f"{name}.weight", shape)
-    read, marker = {
-        "awq": (_read_awq, "qweight"),
-        "gptq": (_read_gptq, "qweight"),
-        "squeezellm": (_read_squeezellm, "lookup_table"),
-        "fp8": (_read_scaled, "weight_scale_inv" if how.kind == "block" else "weight_scale"),
-        "compressed-tensors": (
-            (_read_packed, "weight_packed")
-            if how.kind == "pack-quantized"
-            else (_read_scaled, "weight_scale")
-        ),
-        "bitsandbytes": (
-            (_read_bnb_int8, "SCB") if how.kind == "int8" else (_read_bnb_4bit, "weight.absmax")
-        ),
+    read = {
+        "awq": _read_awq,
+        "gptq": _read_gptq,
+        "squeezellm": _read_squeezellm,
+        "fp8": _read_scaled,
+        "compressed-tensors": _read_packed if how.kind == "pack-quantized" else _read_scaled,
+        "bitsandbytes": _read_bnb_int8 if how.kind == "int8" else _read_bnb_4bit,
     }[how.format]
-    if not source.has(f"{name}.{marker}"):
+    if not source.has(f"{name}.{how.marker}"):
         return DenseWeight(source.read(f"{name}.weight", shape))
     return read(source, name, shape, how)
 

@@ -1,0 +1,60 @@
+"""How much memory this host, or the container around this process, has; and what KV tiers may take of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from workers.engine.errors import InvalidRequest
+
+_GIB = 1 << 30
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of versions 2 and 1; "max" or a number beyond any memory where there is none."""
+
+
+def host_memory_bytes() -> int:
+    """Memory that processes here can have together."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # not this version, or no limit
+    return min(limits)
+
+
+def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> None:
+    """Return if ``num_ranks`` ranks of this host can have that much memory each for their two tiers of KV blocks.
+
+    Pages are given out when first written: what does not fit would end processes under load, not at start.
+
+    Args:
+        kv_bytes: of a rank's pool, where that is host memory; else 0.
+        swap_bytes: of a rank's host tier.
+
+    Raises:
+        InvalidRequest: it is more than there is; names the larger of the two.
+    """
+    have, wanted = host_memory_bytes(), num_ranks * (kv_bytes + swap_bytes)
+    if wanted <= have:
+        return
+    flag, param, size = max(
+        ("--swap-space", "swap_space", swap_bytes),
+        ("KV blocks", "kv_cache_gib", kv_bytes),
+        key=lambda one: one[2],
+    )
+    others = kv_bytes + swap_bytes - size
+    most = max(have // num_ranks - others, 0) / _GIB
+    ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
+    if param == "kv_cache_gib":
+        what = f"{size / _GIB:.3g} GiB of KV blocks{ranks}"
+        way = "lower --kv-cache-gib or --num-gpu-blocks-override"
+    else:
+        what, way = f"{flag} {size / _GIB:.3g} (GiB){ranks}", "lower it"
+    raise InvalidRequest(
+        f"{what} is more than this machine's {have / _GIB:.3g} GiB of memory hold: {way}, to {most:.3g} GiB at most",
+        param,
+    )
