@@ -5,10 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from datetime import UTC, datetime
+from logging.handlers import MemoryHandler
 from typing import Any
 
 PACKAGES = ("router", "cluster", "workers", "shoal")
+_SERVE = "ray.serve"
+
+
+def log_object(
+    level: str, process: str, logger: str, message: str, created_s: float | None = None, **fields: Any
+) -> str:
+    """One line of a JSON log, without its end."""
+    time_s = time.time() if created_s is None else created_s
+    line = {
+        "time": datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds"),
+        "level": level,
+        "process": process,
+        "logger": logger,
+        "message": message,
+    }
+    return json.dumps(line | fields, default=str)
 
 
 class JsonFormatter(logging.Formatter):
@@ -20,17 +38,12 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line without its end."""
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "process": self._process,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= getattr(record, "fields", {})
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return log_object(
+            record.levelname, self._process, record.name, record.getMessage(), record.created, **fields
+        )
 
 
 class TextFormatter(logging.Formatter):
@@ -46,14 +59,26 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logs(form: str, process: str) -> None:
-    """Send this process's logs to standard error, which Ray keeps, as ``text`` or ``json``. Once a process."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
+    """Write this process's logs as ``text`` or ``json``, ours and Ray Serve's alike. Once a process.
+
+    Where Serve writes its own: it sends a replica's standard error through its logger, which would put its own words
+    before each of our lines.
+    """
+    formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
+    handlers = [_target(one) for one in logging.getLogger(_SERVE).handlers] or [
+        logging.StreamHandler(sys.stderr)
+    ]
+    for handler in handlers:
+        handler.setFormatter(formatter)
     for name in PACKAGES:
         logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
+        logger.handlers[:] = handlers
         logger.setLevel(logging.INFO)
         logger.propagate = False
-    if form == "json":
-        for one in logging.getLogger("ray.serve").handlers:
-            one.setFormatter(JsonFormatter(process))
+
+
+def _target(handler: logging.Handler) -> logging.Handler:
+    """What writes in the end: Serve puts a buffer before its file."""
+    if isinstance(handler, MemoryHandler) and handler.target is not None:
+        return handler.target
+    return handler

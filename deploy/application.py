@@ -46,6 +46,7 @@ def build_model_application(
         placement_group_bundles=placement.bundles,
         placement_group_strategy=placement.strategy,
         placement_group_bundle_label_selector=placement.label_selectors,
+        logging_config=_logging(config.log_format),
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
@@ -66,6 +67,11 @@ def build_model_application(
     return ModelApplication(name, anchor.bind(deployment.bind(config)))
 
 
+def _logging(form: str) -> dict[str, Any]:
+    """For the lines that Serve writes before our constructors run, which set up the rest."""
+    return {"encoding": "JSON" if form == "json" else "TEXT"}
+
+
 def _scale_options(scale: int | ScaleBounds) -> dict[str, Any]:
     if isinstance(scale, int):
         return {"num_replicas": scale}
@@ -83,6 +89,7 @@ def build_ingress_application(
         # A process that is replaced drains for as long as its longest stream: the next one must not wait for that.
         max_surge_percent=50,
         ray_actor_options={"num_cpus": num_cpus},
+        logging_config=_logging(config.observability.log_format),
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=drain_timeout_s + 10.0,
@@ -104,9 +111,12 @@ class HttpIngress:
     async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the ingress with the models of ``config``."""
         import os
+        from pathlib import Path
 
         from cluster.logs import set_up_logs
         from cluster.node_exporter import NodeExporter, metrics_folder
+        from deploy.ingress_drain import listen_for_drain
+        from deploy.runtime import RUNTIME_DIR_VARIABLE
         from deploy.tracing import make_traces
         from router import membership
         from router.app import build_app
@@ -126,6 +136,9 @@ class HttpIngress:
         if config.rpc is not None:
             state = self._app.state
             self._rpc, _ = await start_rpc_server(config.rpc, self._ingress, state.metrics, state.keys)
+        folder = os.environ.get(RUNTIME_DIR_VARIABLE)
+        if folder is not None:
+            self._drain_server = await listen_for_drain(Path(folder), self._ingress.drain)
         self._exporter: NodeExporter | None = None
         port = config.observability.metrics_port
         if port is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
@@ -26,6 +28,9 @@ from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 from workers.engine.errors import ShoalError
 
+if TYPE_CHECKING:
+    from deploy.local_cluster import LocalCluster
+
 app = typer.Typer(
     name="shoal",
     help="Serve large language models on a Ray cluster; try one on this machine with `shoal serve`.",
@@ -38,31 +43,51 @@ app = typer.Typer(
 def serve(given: dict[str, object]) -> None:
     """Start a cluster on this machine and serve MODEL with the OpenAI API until Ctrl-C."""
     from deploy.config_file import read_config
+    from deploy.json_console import JsonConsole
     from deploy.local_cluster import start_local_cluster
+    from deploy.runtime import Runtime
     from deploy.settings import make_settings
 
     path = given.pop("config", None)
-    settings = make_settings(**{**(read_config(path) if isinstance(path, Path) else {}), **given})
+    given = {**(read_config(path) if isinstance(path, Path) else {}), **given}
+    json_console: JsonConsole | None = None
+    if given.get("log_format", os.environ.get("SHOAL_LOG_FORMAT")) == "json":
+        json_console = JsonConsole()  # before settings are read, so that a refusal is JSON, too
+    settings = make_settings(**given)
+    if json_console is not None:
+        json_console.follow(Runtime.of_port(settings.port).serve_logs)
     for note in settings.notes:
         console.print(f"note: {note}", style="dim", highlight=False)
 
-    stopped = threading.Event()
-    _stop_on_signals(stopped)
+    _interrupt_on_signals()
     cluster = None
     try:
         cluster = start_local_cluster(settings)
         _print_ready(cluster.url, cluster.model_name, settings)
-        stopped.wait()
+        threading.Event().wait()
     except _Interrupted:
         pass
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
         if cluster is not None:
-            console.print("Stopping …")
-            cluster.stop()
-            console.print("Stopped; no process is left.")
+            _stop(cluster)
     if cluster is None:
         raise typer.Exit(130)  # as shells report an interrupted command
+
+
+def _stop(cluster: LocalCluster) -> None:
+    """End it once its requests are done; at the next signal, at once."""
+    console.print("Stopping: running requests end first; Ctrl-C again ends them now")
+    try:
+        num_left = cluster.drain()
+        if num_left:
+            console.print(
+                f"{num_left} requests were not done within --drain-timeout-s; they ended with an error"
+            )
+    except _Interrupted:
+        console.print("Stopping at once")
+    _ignore_signals()  # half of it must not be left behind
+    cluster.stop()
+    console.print("Stopped; no process is left.")
 
 
 app.command(name="serve", cls=GroupedHelp, context_settings={"max_content_width": 100})(with_flags(serve))
@@ -85,15 +110,17 @@ class _Interrupted(BaseException):
     """Ctrl-C or SIGTERM; no Exception, so that nothing on the way takes it for a failure."""
 
 
-def _stop_on_signals(stopped: threading.Event) -> None:
+def _interrupt_on_signals() -> None:
     def on_signal(number: int, frame: object) -> None:
-        if stopped.is_set():
-            return
-        stopped.set()
         raise _Interrupted
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+
+
+def _ignore_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _print_ready(url: str, model: str, settings: ServeSettings) -> None:

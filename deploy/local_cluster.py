@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +15,10 @@ import httpx
 from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
+from deploy.ingress_drain import drain_ingresses
+from deploy.ports import check_ports, claim_port
 from deploy.preflight import check_cluster
-from deploy.ray_cluster import RayCluster, StartError, last_line, start_ray
-from deploy.runtime import port_is_free
+from deploy.ray_cluster import RayCluster, StartError, end_leftovers, last_line, start_ray
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
 from deploy.tls import tls_files
@@ -38,15 +40,26 @@ class LocalCluster:
     settings: ServeSettings
     model_name: str
     ray: RayCluster
+    _claim: socket.socket | None
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return base_url(self.settings)
 
+    def drain(self) -> int:
+        """Let nobody in any more, and wait until running requests are done, ``--drain-timeout-s`` at most.
+
+        Returns:
+            How many were not; their clients have been told by an error.
+        """
+        return drain_ingresses(self.ray.runtime.folder, self.settings.drain_timeout_s)
+
     def stop(self) -> None:
         """End everything. Safe to call twice."""
         self.ray.stop()
+        if self._claim is not None:
+            self._claim.close()
 
 
 def base_url(settings: ServeSettings) -> str:
@@ -60,9 +73,12 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
     """Start a cluster and wait until it answers.
 
     Raises:
-        UserError: the model is unknown or a setting does not fit it; nothing was started.
+        UserError: a port is taken, the model is unknown or a setting does not fit it; nothing was started.
         StartError, Infeasible: the machine cannot run it; nothing is left behind.
     """
+    claim = claim_port(settings.port)
+    end_leftovers()
+    check_ports(settings)
     with stage("Model") as current:
         files = resolve_model(settings.model, settings.source, current.update)
         replica, ingress = _configs(settings, files)
@@ -79,7 +95,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
     except BaseException:
         cluster.stop(grace_s=0.0)
         raise
-    return LocalCluster(settings, replica.served_name, cluster)
+    return LocalCluster(settings, replica.served_name, cluster, claim)
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
@@ -119,11 +135,6 @@ def key_ring(settings: ServeSettings) -> KeyRing | None:
 def _rpc_config(settings: ServeSettings) -> RpcConfig | None:
     if settings.grpc_port is None:
         return None
-    if not port_is_free(settings.host, settings.grpc_port):
-        raise InvalidRequest(
-            f"port {settings.grpc_port} on {settings.host} is in use: choose another with --grpc-port",
-            "grpc_port",
-        )
     tls = tls_files(settings)
     return RpcConfig(
         settings.host,

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import secrets
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import IO, Any
 
 from deploy.node_environment import node_environment
 from deploy.reaper import start_reaper
-from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports, port_is_free
+from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports
 from deploy.tls import TlsFiles
 from deploy.worker_setup import HOST_VARIABLE
 from workers.engine.errors import ShoalError
@@ -64,8 +65,6 @@ def start_ray(
 ) -> RayCluster:
     """Start Ray and Serve for an endpoint on ``host:port``.
 
-    What an earlier cluster on this port left behind, after a ``kill -9`` of its driver, is ended first.
-
     Args:
         num_cpus: logical CPUs, what placement counts with.
         tls: the endpoint speaks HTTPS; then it alone listens on ``host`` and everything behind it on loopback.
@@ -74,22 +73,12 @@ def start_ray(
         node_labels: Ray labels of this node, which placement may ask for.
 
     Raises:
-        StartError: the port is taken, or Ray does not come up.
+        StartError: Ray does not come up.
     """
     assert "ray" not in sys.modules, "Ray reads its environment when imported, so it is set before"
-    for leftover in Runtime.leftovers():
-        leftover.sweep(grace_s=1.0)
-        leftover.remove()
+    end_leftovers()
     if haproxy:
         _check_open_files()
-    if not port_is_free(host, 0):
-        raise StartError(
-            f"--host {host} is no address of this machine: use 127.0.0.1, or 0.0.0.0 for all of them"
-        )
-    if not port_is_free(host, port):
-        raise StartError(
-            f"port {port} on {host} is in use: stop what listens there or choose another with --port"
-        )
     runtime = Runtime.of_port(port)
     runtime.create()
     inner_host = host if tls is None else "127.0.0.1"
@@ -114,6 +103,13 @@ def start_ray(
     return cluster
 
 
+def end_leftovers() -> None:
+    """End what earlier clusters of this user left behind, after a ``kill -9`` of their drivers and their reapers."""
+    for leftover in Runtime.leftovers():
+        leftover.sweep(grace_s=1.0)
+        leftover.remove()
+
+
 def _start(
     runtime: Runtime,
     host: str,
@@ -126,6 +122,7 @@ def _start(
     import ray
     from ray import serve
 
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ray.init(
         address="local",
         num_cpus=num_cpus,
@@ -143,6 +140,10 @@ def _start(
         ),  # Ray opens it to everybody; the folder around it stays private
         _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
     )
+    for number, handler in handlers.items():
+        signal.signal(
+            number, handler or signal.SIG_DFL
+        )  # Ray puts its own there, which print a stack and exit
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
 
@@ -178,6 +179,8 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> N
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(runtime.folder / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[0]),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
+            # Serve's own proxy, which answers for HAProxy while no ingress is there; 8500 on every host by default
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[3]),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1] + 1),
             "RAY_SERVE_PORT_QUARANTINE_S": "60",

@@ -39,6 +39,11 @@ class Runtime:
         """The cluster on ``port`` whose driver is process ``pid``."""
         return Runtime(_BASE / f"shoal-{port}-{pid}")
 
+    @property
+    def serve_logs(self) -> Path:
+        """Where Ray Serve and Shoal's ingresses and replicas write their logs."""
+        return self.folder / "ray/session_latest/logs/serve"
+
     @staticmethod
     def leftovers() -> list[Runtime]:
         """This user's clusters whose driver has ended without cleaning up."""

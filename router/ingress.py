@@ -35,6 +35,9 @@ LONG_PROMPT_CHARS = 8192
 """From here on a prompt is tokenized in a thread: about 2 ms of work, which other streams would feel."""
 
 _RETIRE_POLL_S = 1.0
+_DRAIN_POLL_S = 0.05
+_LAST_WORDS_S = 2.0
+"""For the last event of a stream that is ended to reach its client."""
 _RECALL_TIMEOUT_S = 2.0
 """For the other ingresses to say what they know of a request."""
 
@@ -250,6 +253,27 @@ class Ingress:
             task = asyncio.create_task(_retire(model))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let nobody in any more, and give those who are in ``timeout_s`` to have their answers.
+
+        Returns:
+            How many did not; each has been told by an error, streams by their last event.
+        """
+        self.gate.is_closed = True
+        await self._until_empty(timeout_s)
+        num_left = self.gate.num_running
+        await self.stop()
+        await self._until_empty(_LAST_WORDS_S)
+        return num_left
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while loop.time() < deadline_s:
+            if not self.gate.num_running:
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def stop(self) -> None:
         """End all streams. Safe to call twice."""

@@ -18,7 +18,7 @@ from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaShape, ReplicaView
 from router.replica_stream import Recall, ReplicaStream, Sink
 from router.tenancy.fair_line import FairLine
-from workers.engine.errors import Overloaded, ReplicaLost
+from workers.engine.errors import Overloaded, ReplicaLost, ShuttingDown
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class ReplicaSet:
         """Of those in line, called and not placed yet."""
         self._last_chance = LastChance()
         self._changed = asyncio.Event()
+        self._has_stopped = False
         self._stop_listening: Callable[[], None] = lambda: None
 
     @property
@@ -97,12 +98,13 @@ class ReplicaSet:
         self._stop_listening = membership.listen(group, self._set_members)
 
     async def stop(self) -> None:
-        """End all streams; requests that are out hear that their replicas are lost."""
+        """End all streams. Requests that are out, or wait here, end with ``ShuttingDown``. Safe to call twice."""
+        self._has_stopped = True
         self._stop_listening()
         streams = [*self._streams.values(), *self._retired]
         self._streams.clear()
         self._retired.clear()
-        self._call()
+        self._on_change()
         await asyncio.gather(*(stream.stop() for stream in streams))
 
     async def place_or_wait(self, journal: Journal, sink: Sink, arrival_s: float) -> None:
@@ -113,6 +115,7 @@ class ReplicaSet:
         Raises:
             Overloaded: all replicas' queues are full, or the caller's share of those who wait for a turn is.
             ReplicaLost: no replica came within the time set, or the request has lost too many.
+            ShuttingDown: nothing is placed here any more.
         """
         if journal.num_suspect_losses >= self._limits.max_lost_replicas:
             raise ReplicaLost(
@@ -130,6 +133,8 @@ class ReplicaSet:
                 await self._last_chance.enter(journal.engine_id)
             if not self.open_views:
                 await self._wait_for_a_replica()
+            if self._has_stopped:
+                raise ShuttingDown("this endpoint is being stopped: send the request again")
             self.place(journal, sink, arrival_s)
             is_placed = True
         finally:
@@ -200,7 +205,7 @@ class ReplicaSet:
 
     async def _wait_for_a_replica(self) -> None:
         deadline_s = asyncio.get_running_loop().time() + self._timeouts.replica_wait_s
-        while not self.open_views:
+        while not self.open_views and not self._has_stopped:
             self._wake()
             self._changed.clear()
             try:

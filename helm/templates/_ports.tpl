@@ -1,7 +1,7 @@
 {{/* Every port of a Pod belongs to one process. Ray's own are where Ray has them by default; the dashboard's agent answers the probes. */}}
 {{- define "shoal.validatePorts" -}}
 {{- $ports := .Values.ray.ports -}}
-{{- $owners := dict "6379" "Ray's GCS" "8080" "Ray's metrics" "8265" "Ray's dashboard" "8404" "HAProxy's statistics" "10001" "Ray's client server" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "the dashboard's agent" -}}
+{{- $owners := dict "6379" "Ray's GCS" "8080" "Ray's metrics" "8265" "Ray's dashboard" "8404" "HAProxy's statistics" "8500" "Ray Serve's fallback proxy" "10001" "Ray's client server" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "the dashboard's agent" -}}
 {{- $first := index $ports.directHttp 0 | int -}}
 {{- $last := index $ports.directHttp 1 | int -}}
 {{- if gt $first $last -}}

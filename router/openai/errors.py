@@ -22,6 +22,7 @@ from workers.engine.errors import (
     RateLimited,
     ReplicaLost,
     ShoalError,
+    ShuttingDown,
     UnknownModel,
     UserError,
 )
@@ -43,6 +44,7 @@ _TABLE: Mapping[type[ShoalError], _Row] = {
     UserError: _Row(400, "invalid_request_error", None),
     Overloaded: _Row(429, "rate_limit_error", "overloaded"),
     ReplicaLost: _Row(503, "server_error", "no_replica"),
+    ShuttingDown: _Row(503, "server_error", "shutting_down"),
     ShoalError: _Row(500, "server_error", None),
 }
 

@@ -23,7 +23,7 @@ _STATUS = "status"
 
 def health(ingress: Ingress) -> tuple[int, dict[str, Any]]:
     """Status and body: 200 while any model can be served, with the state of each."""
-    return _summary({model.name: _model_state(model) for model in ingress.models})
+    return _summary(ingress, {model.name: _model_state(model) for model in ingress.models})
 
 
 async def deep_health(ingress: Ingress, probe_id: str) -> tuple[int, dict[str, Any]]:
@@ -33,10 +33,12 @@ async def deep_health(ingress: Ingress, probe_id: str) -> tuple[int, dict[str, A
     outcomes = await asyncio.gather(*(_one_token(ingress, model, probe_id) for model in ready))
     for model, outcome in zip(ready, outcomes, strict=True):
         states[model.name] |= outcome
-    return _summary(states)
+    return _summary(ingress, states)
 
 
-def _summary(states: dict[str, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+def _summary(ingress: Ingress, states: dict[str, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    if ingress.gate.is_closed:
+        return 503, {_STATUS: "shutting down", "models": states}
     is_ready = any(state[_STATUS] in ("ready", "asleep") for state in states.values())
     return (200 if is_ready else 503), {_STATUS: "ready" if is_ready else "unavailable", "models": states}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from router.tenancy.keys import Tenant
 from router.tenancy.window import WINDOW_S, Window
-from workers.engine.errors import Forbidden, RateLimited
+from workers.engine.errors import Forbidden, RateLimited, ShuttingDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,13 @@ class Gate:
         self.share = Share()
         self.usage: dict[tuple[str, str], Usage] = {}
         self._states: dict[str, _State] = {}
+        self.is_closed = False
+        """Nobody is let in any more."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were let in and are not over."""
+        return sum(state.num_running for state in self._states.values())
 
     def admit(self, tenant: Tenant, names: tuple[str, ...], num_prompt_tokens: int) -> Admission:
         """Let a request in; its output tokens are counted when it ends.
@@ -82,7 +89,10 @@ class Gate:
         Raises:
             Forbidden: the key is not for this model.
             RateLimited: a limit is reached; nothing was counted but the refusal.
+            ShuttingDown: it is closed.
         """
+        if self.is_closed:
+            raise ShuttingDown("this endpoint is being stopped: send the request to another, or later")
         model = names[0]
         if not any(tenant.may_use(name) for name in names):
             raise Forbidden(f"the API key {tenant.name!r} is not for model {model!r}", "model")

@@ -26,7 +26,7 @@ def read_keys(path: Path) -> KeyRing:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the key file {path} cannot be read: {error}", "api_keys") from None
-    return parse_keys(text)
+    return parse_keys(text, str(path))
 
 
 class KeySource:

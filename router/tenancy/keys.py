@@ -4,7 +4,7 @@ A key file is YAML (or JSON, which is YAML)::
 
     keys:
       - name: search                # in metrics and logs; never the key itself
-        key: sk-...                 # or key_sha256: 64 hex digits, so that the file holds no secret
+        key: sk-...                 # 8 characters or more; or key_sha256 (64 hex digits): the file holds no secret
         models: [llama-8b]          # left out: all
         requests_per_minute: 600    # left out: no limit; likewise the next two
         tokens_per_minute: 200000   # prompt and output tokens together
@@ -96,12 +96,19 @@ def ring_of_keys(keys: Iterable[str]) -> KeyRing:
     )
 
 
-def parse_keys(text: str) -> KeyRing:
-    """Read a key file.
+def parse_keys(text: str, path: str = "") -> KeyRing:
+    """Read what a key file, the one at ``path``, holds.
 
     Raises:
-        InvalidRequest: what is wrong and at which key; no key's value is in the message.
+        InvalidRequest: what is wrong, in which file and for which holder; no key's value is in the message.
     """
+    try:
+        return _parsed(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the key file {path}".rstrip() + f": {error.message}", "api_keys") from None
+
+
+def _parsed(text: str) -> KeyRing:
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if keys and all(map(_PLAIN_KEY.fullmatch, keys)):
@@ -111,18 +118,29 @@ def parse_keys(text: str) -> KeyRing:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise InvalidRequest(f"the key file is no YAML{where}", "api_keys") from None
+        raise InvalidRequest(f"it is no YAML{where}", "api_keys") from None
     if not isinstance(content, dict):
-        raise InvalidRequest(
-            "the key file holds neither a list 'keys' nor plain keys, one a line", "api_keys"
-        )
+        raise InvalidRequest("it holds neither a list 'keys' nor plain keys, one a line", "api_keys")
     try:
         parsed = _File.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
-        raise InvalidRequest(f"the key file is wrong at {where}: {first['msg']}", "api_keys") from None
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        raise InvalidRequest(f"{_place(first['loc'], content)}: {message}", "api_keys") from None
     return _ring([record.tenant() for record in parsed.keys])
+
+
+def _place(loc: tuple[int | str, ...], content: dict[str, object]) -> str:
+    """Where in the file, with the holder's name: ``keys.2.key (of 'search')``."""
+    place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in loc)
+    records = content.get("keys")
+    if len(loc) > 1 and isinstance(loc[1], int) and isinstance(records, list):
+        record = records[loc[1]]
+        name = record.get("name") if isinstance(record, dict) else None
+        if isinstance(name, str):
+            place += f" (of {name[:63]!r})"
+    return place or "the whole file"
 
 
 class _Record(BaseModel):

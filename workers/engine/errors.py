@@ -10,6 +10,7 @@
     ├── Overloaded           full at the moment; the same request may pass later
     │   └── RateLimited      full for this caller: a limit of its key is reached
     ├── ReplicaLost          the replica died or stalled; the request can go on elsewhere
+    ├── ShuttingDown         this endpoint is being stopped; another one, or the next, may serve the same request
     └── OutOfBlocks          internal: fewer free blocks than asked for; nothing was taken
 
 The HTTP and gRPC status of each is decided in one table at the edge (`router/openai/errors.py`).
@@ -63,6 +64,10 @@ class Forbidden(UserError):
 
 class ReplicaLost(ShoalError):
     """The replica behind a stream died or stopped making progress."""
+
+
+class ShuttingDown(ShoalError):
+    """The endpoint that was asked is being stopped."""
 
 
 class OutOfBlocks(ShoalError):

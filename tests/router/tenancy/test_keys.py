@@ -72,6 +72,13 @@ def test_a_wrong_file_is_refused_without_telling_a_key(text: str, says: str) -> 
     assert "sk-secret" not in str(caught.value)
 
 
+def test_a_message_names_the_file_and_the_holder() -> None:
+    text = "keys: [{name: good, key: sk-secret-12345}, {name: search, key: short}]"
+
+    with pytest.raises(InvalidRequest, match=r"/etc/keys.yaml: keys.2.key \(of 'search'\): .* 8 characters"):
+        parse_keys(text, "/etc/keys.yaml")
+
+
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         ring_of_keys(["sk-one", " "])

@@ -1,0 +1,84 @@
+"""``shoal serve`` is told to stop while it answers: SIGTERM, a short drain, last words, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.served_cluster import ServedCluster
+from workers.checkpoint.source import ModelFiles
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+SCRIPTED = ("--scripted", "--scripted-step-s", "0.02", "--replicas", "1")
+
+
+def stream_events(cluster: ServedCluster, max_tokens: int, on_event: Callable[[], None]) -> list[str]:
+    body: dict[str, Any] = {
+        "model": cluster.model, "prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
+        events = []
+        for line in answer.iter_lines():
+            if line:
+                events.append(line.removeprefix("data: "))
+                on_event()
+        return events
+
+
+def test_sigterm_lets_streams_end_and_tells_those_that_do_not(
+    start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
+) -> None:
+    """Its console is JSON, line by line."""
+    cluster = start_cluster(*SCRIPTED, "--drain-timeout-s", "3", "--log-format", "json")
+    cluster.wait_until_up()
+    begun: set[int] = set()
+    with ThreadPoolExecutor(2) as pool:
+        short = pool.submit(stream_events, cluster, 75, lambda: begun.add(1))
+        long = pool.submit(stream_events, cluster, 5000, lambda: begun.add(2))
+        deadline = time.monotonic() + 30
+        while len(begun) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        runtime = cluster.runtime
+        assert cluster.stop(signal.SIGTERM) == 0
+
+    assert short.result()[-1] == "[DONE]"
+    assert len(short.result()) >= 76
+    assert json.loads(long.result()[-1])["error"]["code"] == "shutting_down"
+    assert runtime.processes() == []
+    lines = [json.loads(line) for line in cluster.log]
+    assert {"generation ended", "Stopped; no process is left."} <= {line.get("message") for line in lines}
+    assert all(isinstance(line, dict) for line in lines)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_it_at_once(
+    start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
+) -> None:
+    cluster = start_cluster(*SCRIPTED, "--drain-timeout-s", "120")
+    cluster.wait_until_up()
+    begun: set[int] = set()
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(stream_events, cluster, 100_000, lambda: begun.add(1))
+        deadline = time.monotonic() + 30
+        while not begun and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(cluster.process.pid, signal.SIGINT)
+        while not any("running requests end first" in line for line in cluster.log):
+            time.sleep(0.05)
+        started_s = time.monotonic()
+        runtime = cluster.runtime
+        assert cluster.stop(signal.SIGINT) == 0
+        with pytest.raises(httpx.RemoteProtocolError):
+            stream.result()
+
+    assert time.monotonic() - started_s < 20
+    assert runtime.processes() == []
