@@ -80,9 +80,7 @@ def _stop(cluster: LocalCluster) -> None:
     try:
         num_left = cluster.drain()
         if num_left:
-            console.print(
-                f"{num_left} requests were not done within --drain-timeout-s; they ended with an error"
-            )
+            console.print(f"Not done within --drain-timeout-s, so ended with an error: {num_left} requests")
     except _Interrupted:
         console.print("Stopping at once")
     _ignore_signals()  # half of it must not be left behind
