@@ -10,7 +10,7 @@ from router.generation import Generation
 from router.ingress import Ingress, ServedModel
 from router.journal import Prompt
 from router.openai.chat_message import GrowingMessage
-from router.openai.messages import template_messages
+from router.openai.messages import template_messages, template_options
 from router.openai.sampling import (
     check_num_logprobs,
     check_sampling,
@@ -22,7 +22,6 @@ from router.openai.sampling import (
 from router.openai.schema import ChatBody
 from router.openai.structured import wanted_grammar
 from router.openai.tools import ToolUse, tool_use
-from router.text.chat_template import TemplateOptions
 from router.text.message import MessageParser
 from router.text.reasoning import ReasoningParser, ReasoningSyntax
 from router.text.tools.call_parser import CallParser
@@ -64,7 +63,9 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
     terms = prompt_terms(body, model.max_model_len, asked)
-    prompt = await model.prompt_of_chat(conversation, _template_options(body, use), terms)
+    prompt = await model.prompt_of_chat(
+        conversation, template_options(body, use.tools if use is not None else ()), terms
+    )
     max_tokens = resolve_max_tokens(asked, param, len(prompt), model.max_model_len)
     params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar)
     thinking = _Thinking.of(model, prompt)
@@ -83,23 +84,6 @@ def _num_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: only allowed with logprobs=true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _template_options(body: ChatBody, use: ToolUse | None) -> TemplateOptions:
-    goes_on = bool(body.continue_final_message)
-    if goes_on and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message: not together with add_generation_prompt", "continue_final_message"
-        )
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    return TemplateOptions(
-        add_generation_prompt=not goes_on and body.add_generation_prompt is not False,
-        continue_final_message=goes_on,
-        tools=[tool.spelled() for tool in use.tools] if use is not None else (),
-        kwargs=kwargs,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from router.openai.schema import ChatMessage
-from router.text.chat_template import ChatTemplate
+from router.openai.schema import ChatMessage, TemplateFields
+from router.text.chat_template import ChatTemplate, TemplateOptions
+from router.text.tools.formats import Tool
 from workers.engine.errors import InvalidRequest
 
 
@@ -21,6 +22,28 @@ def template_messages(
         InvalidRequest: a message lacks what its role needs; the field is named.
     """
     return [_message(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
+
+
+def template_options(body: TemplateFields, tools: Sequence[Tool]) -> TemplateOptions:
+    """What else the template is told, with the functions that it shows.
+
+    Raises:
+        InvalidRequest: the last message cannot both be over and go on.
+    """
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: not together with add_generation_prompt", "continue_final_message"
+        )
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return TemplateOptions(
+        add_generation_prompt=not goes_on and body.add_generation_prompt is not False,
+        continue_final_message=goes_on,
+        tools=[tool.spelled() for tool in tools],
+        kwargs=kwargs,
+    )
 
 
 def _message(message: ChatMessage, place: str, template: ChatTemplate | None) -> dict[str, object]:

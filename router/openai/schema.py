@@ -187,7 +187,30 @@ class ChatMessage(_Strict):
         return "".join(part.text for part in self.content or ())
 
 
-class ChatBody(SamplingBody):
+class TemplateFields(_Strict):
+    """Fields of a conversation's body that its chat template is shown, besides the messages."""
+
+    tools: list[ChatTool] | None = Field(None, fail_fast=True)
+    add_generation_prompt: bool | None = None
+    """Let the assistant speak next. (default: true)"""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Given to the template, as ``reasoning_effort``."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def names_no_field(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What a field of the body says cannot be said otherwise."""
+        twice = next(
+            (name for name in ("messages", "tools", "add_generation_prompt") if name in (value or ())), None
+        )
+        if twice is not None:
+            raise ValueError(f"{twice!r} is a field of the body: give it there")
+        return value
+
+
+class ChatBody(SamplingBody, TemplateFields):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
@@ -195,16 +218,10 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     modalities: list[Literal["text"]] | None = Field(None, fail_fast=True)
-    tools: list[ChatTool] | None = Field(None, fail_fast=True)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Unset
     function_call: Unset
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    """Given to the template, as ``reasoning_effort``."""
     include_reasoning: bool | None = None
     """False: thinking is left out of the answer."""
     thinking_token_budget: int | None = Field(None, ge=0)

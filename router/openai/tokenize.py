@@ -8,22 +8,20 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from router.ingress import Ingress, ServedModel
-from router.openai.messages import template_messages
+from router.openai.messages import template_messages, template_options
 from router.openai.sampling import check_token_ids
-from router.openai.schema import Body, ChatMessage
-from router.text.chat_template import TemplateOptions
+from router.openai.schema import Body, ChatMessage, TemplateFields
+from router.openai.tools import listed_tools
 
 
-class TokenizeBody(Body):
-    """Body of ``POST /tokenize``: text, or a conversation."""
+class TokenizeBody(TemplateFields):
+    """Body of ``POST /tokenize``: text, or a conversation with what its template is shown besides."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = None
     """Of a prompt that is text: what the tokenizer adds by itself. (default: true)"""
-    add_generation_prompt: bool | None = None
-    """Of a conversation: let the assistant speak next. (default: true)"""
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -82,5 +80,4 @@ def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
         assert body.prompt is not None, "the schema asks for one of the two"
         return model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages = template_messages(body.messages, model.tokenizer.chat_template)
-    options = TemplateOptions(add_generation_prompt=body.add_generation_prompt is not False)
-    return model.tokenizer.encode_chat(messages, options)
+    return model.tokenizer.encode_chat(messages, template_options(body, listed_tools(body.tools)))

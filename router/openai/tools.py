@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.openai.schema import ChatBody
-from router.openai.tools_schema import MAX_TOOLS, AllowedToolsChoice, NamedTool
+from router.openai.tools_schema import MAX_TOOLS, AllowedToolsChoice, ChatTool, NamedTool
 from router.text.grammars import WantedGrammar, quoted
 from router.text.tokenizer import Tokenizer
 from router.text.tools.formats import Tool, ToolFormat
@@ -49,7 +49,7 @@ def tool_use(
     Raises:
         InvalidRequest: a choice of what is not there, or of what cannot be had together.
     """
-    tools = _tools(body)
+    tools = listed_tools(body.tools)
     choice = body.tool_choice
     if choice == "none" or (choice is None and not tools):
         return None
@@ -96,8 +96,13 @@ def tool_use(
     return ToolUse(tools, tool_format, grammar)
 
 
-def _tools(body: ChatBody) -> list[Tool]:
-    given = body.tools or []
+def listed_tools(chat_tools: Sequence[ChatTool] | None) -> list[Tool]:
+    """The functions of a body.
+
+    Raises:
+        InvalidRequest: they are too many, or two have one name.
+    """
+    given = chat_tools or []
     if len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} functions, the limit is {MAX_TOOLS}", "tools")
     tools = [

@@ -93,6 +93,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_json": "{"}, "guided_json"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     ({"bad_words": [""]}, "bad_words"),
     ({"bad_words": ["a" * 2000]}, "bad_words"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),

@@ -307,12 +307,27 @@ async def test_text_is_tokenized_and_back(make_edge) -> None:
     assert back == {"prompt": "wö<|end|>"}
 
 
-async def test_a_conversation_is_tokenized_as_chat_does(make_edge) -> None:
-    edge = await make_edge(ScriptedReplica())
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"chat_template_kwargs": {"mood": "good"}, "reasoning_effort": "low"},
+    ],
+    ids=str,
+)
+async def test_a_conversation_is_tokenized_as_chat_does(make_edge, fields: dict[str, Any]) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ mood }}{{ reasoning_effort }}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    edge = await make_edge(ScriptedReplica(), served={"chat_template": template})
     messages = [{"role": "user", "content": "hello"}]
 
-    told = (await edge.client.post("/tokenize", json={"messages": messages})).json()
-    await edge.chat(messages=messages, max_tokens=1)
+    told = (await edge.client.post("/tokenize", json={"messages": messages, **fields})).json()
+    await edge.chat(messages=messages, max_tokens=1, **fields)
 
     assert told["tokens"] == list(edge.replica.submits[0].prompt_token_ids)
 
