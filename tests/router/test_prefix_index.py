@@ -133,10 +133,12 @@ def test_what_follows_on_the_host_is_counted_apart(index: PrefixIndex) -> None:
 
 
 def test_a_block_on_the_host_behind_a_hole_does_not_count(index: PrefixIndex) -> None:
-    hashes = chain(6)
+    hashes = chain(40)
     load(index, "a", hashes[:2], host_hashes=hashes[3:])
+    load(index, "b", hashes[:2], host_hashes=hashes[2:9] + hashes[10:])
 
     assert index.match("a", hashes) == (2, 0)
+    assert index.match("b", hashes) == (2, 7)
 
 
 def test_a_full_index_still_moves_blocks_between_tiers() -> None:

@@ -42,12 +42,13 @@ class PlanDriver:
         shared: list[int] | None = None,
         first_row: int = 0,
         is_ahead: bool = False,
+        num_said: int = 0,
     ) -> tuple[list[list[int]], list[list[TokenLogprobs | None]]]:
         """Return each prompt's next ``num_tokens`` tokens, and their log-probabilities.
 
         All prompts are prefilled together, in pieces of ``chunk`` tokens if given, then decoded together. ``shared``
         are full blocks, already computed, with which every prompt begins. With ``is_ahead`` each step is launched
-        before the result of the one before it is collected.
+        before the result of the one before it is collected. The last ``num_said`` tokens of a prompt are output.
         """
         all_params = params if isinstance(params, list) else [params] * len(prompts)
         rows = list(range(first_row, first_row + len(prompts)))
@@ -56,7 +57,7 @@ class PlanDriver:
             while len(table) * self._block_size < len(prompt) + num_tokens:
                 table.append(self._free.pop())
         new_rows = [
-            NewRow(row, prompt, len(prompt), one)
+            NewRow(row, prompt, len(prompt) - num_said, one)
             for row, prompt, one in zip(rows, prompts, all_params, strict=True)
         ]
         done = [len(shared or []) * self._block_size] * len(prompts)

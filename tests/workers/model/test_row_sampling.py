@@ -107,6 +107,17 @@ def test_penalties_count_what_the_row_has_said(tiny) -> None:
     assert often == [[33, 34, 33, 34]]
 
 
+def test_penalties_go_on_elsewhere_as_they_would_have(tiny) -> None:
+    penalized = params(seed=3, presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.3)
+    (whole,), _ = tiny.generate([PROMPTS[0]], 16, penalized)
+
+    (rest,), _ = tiny.generate([PROMPTS[0] + whole[:7]], 9, penalized, num_said=7)
+    (forgetful,), _ = tiny.generate([PROMPTS[0] + whole[:7]], 9, penalized)
+
+    assert rest == whole[7:]
+    assert forgetful != rest  # what was said before counts
+
+
 def test_log_probabilities_are_given_to_those_who_asked(tiny) -> None:
     asked = [
         params(num_logprobs=2, temperature=0.0),
