@@ -3,8 +3,9 @@
 Hashes only; knows no tokens, no sockets, no clock. A hash covers everything before its block, and engines
 free a chain's tail first, so what a device holds of a chain is a prefix of it. ``match`` relies on that: it halves
 its way to the first missing block instead of looking at each. Should an engine ever keep a block beyond a hole, the
-answer is an estimate that is off, never a wrong result. What host memory holds of the rest does have holes: blocks
-that a device hands out before they have been copied. There it looks at each.
+answer is an estimate that is off, never a wrong result. What host memory holds of the rest does have holes, blocks
+that a device handed out before they were copied: there it looks at each. Those behind that are on the device count
+as on the host too: tails are copied before heads.
 
 A pair of replica and block takes about 110 bytes (a 16-byte ``bytes`` object and its place in a dict), a
 replica 20 kB more.
@@ -132,13 +133,14 @@ class PrefixIndex:
         held = self._held.get(replica_id)
         if held is None:
             return 0, 0
-        num_device = _first_elsewhere(held.parts, hashes, 0, DEVICE)
-        for place in range(num_device, min(num_device + MOST_WALKED, len(hashes))):
-            block_hash = hashes[place]
-            if held.parts[block_hash[0]].get(block_hash) != HOST:
-                return num_device, place - num_device
+        parts = held.parts
+        num_device = _first_missing(parts, hashes, 0, DEVICE)
         walked = min(num_device + MOST_WALKED, len(hashes))
-        return num_device, _first_elsewhere(held.parts, hashes, walked, HOST) - num_device
+        for place in range(num_device, walked):
+            block_hash = hashes[place]
+            if block_hash not in parts[block_hash[0]]:
+                return num_device, place - num_device
+        return num_device, _first_missing(parts, hashes, walked, DEVICE | HOST) - num_device
 
     def sweep(self) -> None:
         """Free a part of what is forgotten, so that no call stalls on a large replica."""
@@ -167,18 +169,16 @@ class PrefixIndex:
             self._retired.append(held)
 
 
-def _first_elsewhere(
-    parts: Sequence[dict[bytes, int]], hashes: Sequence[bytes], start: int, tier: int
-) -> int:
-    """Place, from ``start`` on, of the first hash that is not in ``tier``, as if those that are were a prefix."""
+def _first_missing(parts: Sequence[dict[bytes, int]], hashes: Sequence[bytes], start: int, tiers: int) -> int:
+    """Place, from ``start`` on, of the first hash that is in none of ``tiers``, as if those that are were a prefix."""
     end = len(hashes)
-    if start == end or parts[hashes[start][0]].get(hashes[start]) != tier:
+    if start == end or not parts[hashes[start][0]].get(hashes[start], 0) & tiers:
         return start
-    found = start + 1  # the first one elsewhere is in found..end
+    found = start + 1  # the first missing one is in found..end
     while found < end:
         middle = (found + end) // 2
         block_hash = hashes[middle]
-        if parts[block_hash[0]].get(block_hash) == tier:
+        if parts[block_hash[0]].get(block_hash, 0) & tiers:
             found = middle + 1
         else:
             end = middle

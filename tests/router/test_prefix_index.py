@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
-from router.placement.prefix_index import PrefixIndex
+from router.placement.prefix_index import MOST_WALKED, PrefixIndex
 from workers.engine.block_hash import hash_blocks
 from workers.engine.cache_log import DEVICE, HOST, CacheLog
 
@@ -139,6 +139,21 @@ def test_a_block_on_the_host_behind_a_hole_does_not_count(index: PrefixIndex) ->
 
     assert index.match("a", hashes) == (2, 0)
     assert index.match("b", hashes) == (2, 7)
+
+
+def test_behind_blocks_on_the_host_those_of_the_device_are_there_too(index: PrefixIndex) -> None:
+    hashes = chain(9)
+    load(index, "a", hashes[5:8], host_hashes=hashes[:5])
+
+    assert index.match("a", hashes) == (0, 8)
+
+
+def test_a_long_chain_on_the_host_is_found_to_its_end() -> None:
+    index = PrefixIndex()
+    hashes = chain(3 * MOST_WALKED)
+    load(index, "a", hashes[:5], host_hashes=hashes[5:-7])
+
+    assert index.match("a", hashes) == (5, 3 * MOST_WALKED - 12)
 
 
 def test_a_full_index_still_moves_blocks_between_tiers() -> None:

@@ -239,6 +239,9 @@ class Engine:
             if num_lag > 1:
                 num_queued += num_lag
                 num_attended += attended(num_lag, num_computed)
+        for step in self._launched:
+            num_queued += step.work.num_prefill_tokens
+            num_attended += step.work.num_attended
         for request in scheduler.loading:
             num_queued += request.num_lag
             num_attended += attended(request.num_lag, request.num_computed)

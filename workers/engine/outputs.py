@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_running: int
     num_waiting: int
     num_queued_tokens: int
-    """Known tokens not yet computed and not found in the cache: prefill work that is ahead."""
+    """Known tokens not yet computed and not found in the cache: prefill work that is ahead, launched steps included."""
     num_free_blocks: int
     """Blocks that can be taken at once, cached but unreferenced ones included."""
     num_blocks: int

@@ -44,6 +44,22 @@ def test_queued_work_knows_what_each_token_will_read(make_bench) -> None:
     assert bench.engine.load().num_queued_attended == attended(4, 8) + attended(10, 0)
 
 
+def test_launched_steps_are_work_ahead_until_their_results_are_there(make_bench) -> None:
+    bench = make_bench(max_num_batched_tokens=8, block_size=4, run_ahead=1)
+    bench.add(12, max_tokens=1)
+    bench.plan()
+    bench.plan()  # both steps are under way: nothing is left to plan
+
+    before = bench.engine.load()
+    bench.apply()
+    between = bench.engine.load()
+    bench.apply()
+    after = bench.engine.load()
+
+    assert [load.num_queued_tokens for load in (before, between, after)] == [12, 4, 0]
+    assert before.num_queued_attended == attended(8, 0) + attended(4, 8)
+
+
 def test_a_request_whose_blocks_are_on_their_way_is_queued_work(make_bench) -> None:
     bench = make_bench(
         num_blocks=12, block_size=2, num_host_blocks=100, max_num_batched_tokens=12, copy_lag=1
