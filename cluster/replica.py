@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -67,6 +68,7 @@ class Replica:
             self._service.load, time.monotonic(), engine_config.max_num_seqs, engine_config.block_size
         )
         self._start(self._ping())
+        gc.freeze()  # a full collection of what is here by now would hold up all streams for 0.1 s
         logger.info("replica of %s is ready at %s", config.served_name, self._address)
 
     # -- starting -----------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ class HttpIngress:
 
     async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the ingress with the models of ``config``."""
+        import gc
         import os
         from pathlib import Path
 
@@ -149,12 +150,15 @@ class HttpIngress:
                 config.observability.host,
                 port,
             )
+        gc.freeze()  # a full collection of what is here by now takes 0.14 s, in which no token passes
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve the models of ``user_config["models"]`` (``ModelSpec``) from now on, without a restart.
 
         Models whose text side is the same as before are left alone, streams and all.
         """
+        import gc
+
         from deploy.model_spec import ModelSpec
 
         self._take_share()
@@ -162,6 +166,7 @@ class HttpIngress:
         models = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in specs))
         self._follow(models)
         await self._ingress.set_models(models)
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
-from deploy.bench.report import environment, show_runs, write_result
-from deploy.console import stage
+from deploy.bench.report import environment, write_result
+from deploy.console import console, stage
 from workers.engine.errors import InvalidRequest
+
+HEADINGS = ("under way", "ended", "intact", "moved", "missed", "gap p50", "p99", "back")
+"""Streams, then seconds: see ``ChaosResult``."""
 
 
 def chaos(
@@ -67,4 +71,14 @@ def chaos(
                 write_result(json_path, result)  # what is there, should the next round fail
     finally:
         cluster.stop()
-    show_runs("chaos", result["runs"])
+    _show(result["runs"])
+
+
+def _show(runs: list[dict[str, Any]]) -> None:
+    title = f"chaos: of {runs[0]['num_streams']} streams; seconds"
+    table = Table(Column("fault", no_wrap=True), *HEADINGS, title=title)
+    for one in runs:
+        counts = (one["num_under_way"], one["num_ended"], one["num_intact"], one["num_moved"])
+        seconds = (one["detection_s"], one["gap_p50_s"], one["gap_p99_s"], one["replica_back_s"])
+        table.add_row(one["fault"], *map(str, counts), *("" if s is None else f"{s:.2g}" for s in seconds))
+    console.print(table)

@@ -31,6 +31,10 @@ class SeenCluster(Protocol):
         """Of the processes with ``word`` in their title, the one that is at work for a stream."""
 
 
+_NUM_PULSES = 4
+_PULSE_S = 0.5
+"""Shorter than any time-out: who is stopped for so long is waited for."""
+
 C = TypeVar("C", bound=SeenCluster, contravariant=True)
 
 
@@ -68,6 +72,22 @@ def _send(number: signal.Signals, word: str) -> Callable[[SeenCluster], float]:
     return strike
 
 
+def _pulse(word: str) -> Callable[[SeenCluster], float]:
+    """Stop the process at work with ``word`` in its title for a moment, and again: slow, not gone."""
+
+    def strike(cluster: SeenCluster) -> float:
+        process = cluster.busiest(word)
+        struck_s = time.monotonic()
+        for _ in range(_NUM_PULSES):
+            process.suspend()
+            time.sleep(_PULSE_S)
+            process.resume()
+            time.sleep(_PULSE_S)
+        return struck_s
+
+    return strike
+
+
 _RANK, _BRAIN, _REPLICA, _INGRESS = (
     "RankActor",
     "workers.brain",
@@ -82,6 +102,8 @@ FAULTS: tuple[Fault[SeenCluster], ...] = (
     Fault("stop-rank", _send(signal.SIGSTOP, _RANK)),
     Fault("stop-brain", _send(signal.SIGSTOP, _BRAIN)),
     Fault("stop-replica", _send(signal.SIGSTOP, _REPLICA)),
+    Fault("pulse-brain", _pulse(_BRAIN), loses_replica=False),
+    Fault("pulse-replica", _pulse(_REPLICA), loses_replica=False),
     Fault("kill-ingress", _send(signal.SIGKILL, _INGRESS), loses_replica=False, spares_streams=False),
 )
 

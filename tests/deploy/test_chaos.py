@@ -37,9 +37,8 @@ def test_the_longest_gap_of_a_stream_is_between_two_chunks() -> None:
 def test_all_greedy_streams_end_as_if_no_process_had_been_harmed(cluster: ServedCluster, fault) -> None:
     result = run(cluster, fault, StreamPlan(num_streams=8, output_len=120, temperature=1.0))
 
-    assert result.num_moved > 0
-    assert result.detection_s is not None
-    assert result.replica_back_s is not None
+    assert (result.num_moved > 0) == fault.loses_replica
+    assert (result.replica_back_s is not None) == fault.loses_replica
 
 
 @pytest.fixture(scope="module")
