@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from deploy.served_cluster import ServedCluster
 from deploy.settings import ServeSettings
 from workers.checkpoint.source import ModelFiles, resolve_model
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# How long one example takes is a matter of what else the machine does.
+settings.register_profile("shoal", deadline=None)
+settings.load_profile("shoal")
 
 
 @functools.cache
