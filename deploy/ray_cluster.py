@@ -11,8 +11,10 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +28,11 @@ from workers.engine.errors import ShoalError
 
 _INTERNAL_PORTS_FROM = 30000
 _NUM_INGRESS_PORTS = 64
+START_ATTEMPTS = 2
 _HAPROXY_OPEN_FILES = 10_270  # what HAProxy asks for with Ray's limit of 4,096 connections
+
+
+_log = logging.getLogger("shoal.deploy")
 
 
 class StartError(ShoalError):
@@ -93,12 +99,14 @@ def start_ray(
         os.environ |= {"SHOAL_TLS_BUNDLE": str(bundle), "SHOAL_TLS_BIND": f"{host}:{port}"}
     reaper = start_reaper(runtime)
     cluster = RayCluster(runtime, reaper)
-    try:
+
+    def start() -> None:
         _start(runtime, inner_host, num_cpus, http_options, options, dashboard_port, node_labels or {})
-    except BaseException as error:
+
+    try:
+        start_patiently(start, lambda: _clear(runtime))
+    except BaseException:
         cluster.stop(grace_s=0.0)
-        if isinstance(error, Exception):
-            raise StartError(f"Ray did not start: {last_line(error)}") from error
         raise
     return cluster
 
@@ -108,6 +116,40 @@ def end_leftovers() -> None:
     for leftover in Runtime.leftovers():
         leftover.sweep(grace_s=1.0)
         leftover.remove()
+
+
+def start_patiently(start: Callable[[], None], clear: Callable[[], None]) -> None:
+    """Run ``start``, and after a failure ``clear`` and ``start`` again, ``START_ATTEMPTS`` times in all.
+
+    Ray's daemons give each other fixed times to answer, which a busy machine exceeds.
+
+    Raises:
+        StartError: the last attempt has failed, too; the message has the reason and the machine's load.
+    """
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            start()
+        except Exception as error:
+            if attempt == START_ATTEMPTS:
+                load = f"{os.getloadavg()[0]:.0f} processes wait for {os.cpu_count()} cores"
+                raise StartError(
+                    f"Ray did not start in {attempt} attempts: {last_line(error)}. At the moment {load}: try again "
+                    "when the machine is less busy"
+                ) from error
+            _log.warning("Ray did not start (%s); trying once more", last_line(error))
+            clear()
+        else:
+            return
+
+
+def _clear(runtime: Runtime) -> None:
+    """End what a failed start has left of Ray."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+    runtime.sweep()
+    shutil.rmtree(runtime.folder / "ray", ignore_errors=True)
 
 
 def _start(
@@ -123,27 +165,29 @@ def _start(
     from ray import serve
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        labels=node_labels,
-        include_dashboard=dashboard_port is not None,
-        dashboard_host="127.0.0.1",
-        dashboard_port=dashboard_port,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=True,
-        object_store_memory=128 << 20,  # requests do not pass through the object store
-        runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},
-        _temp_dir=str(
-            runtime.folder / "ray"
-        ),  # Ray opens it to everybody; the folder around it stays private
-        _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
-    )
-    for number, handler in handlers.items():
-        signal.signal(
-            number, handler or signal.SIG_DFL
-        )  # Ray puts its own there, which print a stack and exit
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            labels=node_labels,
+            include_dashboard=dashboard_port is not None,
+            dashboard_host="127.0.0.1",
+            dashboard_port=dashboard_port,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            object_store_memory=128 << 20,  # requests do not pass through the object store
+            runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},
+            _temp_dir=str(
+                runtime.folder / "ray"
+            ),  # Ray opens it to everybody; the folder around it stays private
+            _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
+        )
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(
+                number, handler or signal.SIG_DFL
+            )  # Ray puts its own there, which print a stack and exit
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
 

@@ -48,8 +48,10 @@ class Quantization:
             return "SCB" if self.kind == "int8" else "weight.absmax"
         if self.kind == "pack-quantized":
             return "weight_packed"
+        if self.format == "fp8" and self.kind == "block":
+            return "weight_scale_inv"
         if self.format in ("fp8", "compressed-tensors"):
-            return "weight_scale_inv" if self.kind == "block" else "weight_scale"
+            return "weight_scale"
         return "lookup_table" if self.format == "squeezellm" else "qweight"
 
 
@@ -154,6 +156,10 @@ def _gptq(raw: Mapping[str, object], where: str) -> Quantization:
     bits = _number(raw, "bits", 4)
     if bits not in (2, 3, 4, 8):
         raise UserError(f"{where} is GPTQ of {bits} bits; 2, 3, 4 and 8 are supported")
+    if raw.get("dynamic"):
+        raise UserError(
+            f"{where} is GPTQ of several kinds ('dynamic'): layers of one kind, or in full, are read", "model"
+        )
     version = str(raw.get("checkpoint_format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
         raise UserError(f"{where}: GPTQ layout {version!r} is not supported; gptq and gptq_v2 are")
@@ -184,6 +190,9 @@ def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
     groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise UserError(f"{where}: one group of compressed tensors is supported, this has {groups!r}")
+    sparse = raw.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
+        raise UserError(f"{where}: sparse weights ({sparse['format']}) are not read; dense ones are", "model")
     (group,) = groups.values()
     weights = group.get("weights") or {}
     kind = str(group.get("format") or raw.get("format", ""))
@@ -194,6 +203,9 @@ def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
     bits = _number(weights, "num_bits", 8)
     if kind in ("float-quantized", "int-quantized") and bits == 8 and strategy in ("tensor", "channel"):
         return Quantization("compressed-tensors", kind=kind)
+    block = weights.get("block_structure")
+    if kind == "float-quantized" and bits == 8 and strategy == "block" and isinstance(block, list):
+        return Quantization("compressed-tensors", kind="block", block=(int(block[0]), int(block[1])))
     if kind == "pack-quantized" and bits in (4, 8) and strategy in ("group", "channel"):
         return Quantization(
             "compressed-tensors",
@@ -204,7 +216,8 @@ def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
         )
     raise UserError(
         f"{where}: compressed tensors of format {kind!r}, {bits} bits by {strategy} are not supported; "
-        "float-quantized and int-quantized of 8 bits by tensor or channel, pack-quantized of 4 or 8 bits are"
+        "float-quantized of 8 bits by tensor, channel or block, int-quantized of 8 bits by tensor or channel, "
+        "pack-quantized of 4 or 8 bits are"
     )
 
 

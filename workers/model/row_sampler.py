@@ -22,6 +22,7 @@ from workers.model.batch import Batch
 SAMPLED_AT_ONCE = 128
 """Rows of which the sampler holds some copies of the logits, in float32, at a time."""
 _NO_MASKS: Mapping[int, bytes] = {}
+_MASKS_KEPT = 16
 _BITS = torch.arange(8, dtype=torch.uint8)
 
 
@@ -258,7 +259,8 @@ class RowSampler:
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=256)
+# A request's tokens may be the whole vocabulary: a few MB a key. Beyond these masks are packed anew each step.
+@lru_cache(maxsize=_MASKS_KEPT)
 def _packed(token_ids: tuple[int, ...]) -> bytes:
     """A mask that allows these alone."""
     mask = bytearray(max(token_ids) // 8 + 1)

@@ -178,6 +178,22 @@ def bnb_int8(weight: Tensor) -> Written:
     return {"weight": values, "SCB": largest}, values.float() * largest[:, None] / 127
 
 
+def fp8_blocks(weight: Tensor, scale_name: str) -> Written:
+    """Blocks of 48 rows and 32 columns, those at the edges smaller, that share a scale: DeepSeek's layout."""
+    rows, columns = FP8_BLOCK
+    num_out, width = weight.shape
+    scales = torch.zeros(-(-num_out // rows), -(-width // columns))
+    values = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    stored = torch.empty_like(weight)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            place = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+            scales[i, j] = weight[place].abs().max() / 448
+            values[place] = (weight[place] / scales[i, j]).to(values.dtype)
+            stored[place] = values[place].float() * scales[i, j]
+    return {"weight": values, scale_name: scales}, stored
+
+
 def compressed(kind: str, strategy: str, bits: int = 8, **weights: object) -> dict[str, object]:
     """The quantization_config of compressed-tensors."""
     number = "float" if kind == "float-quantized" else "int"
@@ -189,6 +205,9 @@ def compressed(kind: str, strategy: str, bits: int = 8, **weights: object) -> di
         "config_groups": groups,
         "ignore": ["lm_head"],
     }
+
+
+FP8_BLOCK = (48, 32)
 
 
 def _gptq_config(bits: int = 4, version: str = "gptq", **more: object) -> dict[str, object]:
@@ -216,6 +235,14 @@ WEIGHT_ONLY: dict[str, tuple[dict[str, object], Callable[[Tensor], Written]]] = 
     "packed zeros": (
         compressed("pack-quantized", "group", 4, group_size=GROUP, symmetric=False),
         lambda w: packed(w, is_symmetric=False),
+    ),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(FP8_BLOCK)},
+        lambda w: fp8_blocks(w, "weight_scale_inv"),
+    ),
+    "compressed fp8 blocks": (
+        compressed("float-quantized", "block", block_structure=list(FP8_BLOCK)),
+        lambda w: fp8_blocks(w, "weight_scale"),
     ),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
     "nf4 plain": (

@@ -268,6 +268,20 @@ def test_full_weights_are_quantized_at_load_if_asked(wanted: str, worst: float, 
         ({"quant_method": "hqq"}, "hqq.*awq, gptq"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "x"}, "'x'"),
         (writers.compressed("marlin-24", "channel"), "marlin-24"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "layout 'gemv_fast'.*'gemm'"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'.*gptq_v2"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "several kinds"),
+        ({"quant_method": "mxfp4"}, "'mxfp4'.*awq, gptq"),
+        ({"quant_method": "quark"}, "'quark'.*awq, gptq"),
+        (
+            writers.compressed("nvfp4-pack-quantized", "tensor_group", 4),
+            "nvfp4-pack-quantized.*pack-quantized of 4",
+        ),
+        (
+            writers.compressed("float-quantized", "channel")
+            | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparse-24-bitmask",
+        ),
     ],
 )
 def test_variants_that_are_not_read_are_named(raw: dict, complaint: str, tmp_path: Path) -> None:

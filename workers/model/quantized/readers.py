@@ -166,7 +166,7 @@ def _read_scaled(source: TensorSource, name: str, shape: Shape, how: Quantizatio
     if how.kind == "block":
         rows, columns = how.block
         blocks = (-(-num_out // rows), -(-width // columns))
-        scales = source.read(f"{name}.weight_scale_inv", blocks).float()
+        scales = source.read(f"{name}.{how.marker}", blocks).float()
         by_row = scales.repeat_interleave(rows, 0)[:num_out].repeat_interleave(columns, 1)[:, :width]
         return DenseWeight(values.float() * by_row)
     scales = source.read(f"{name}.weight_scale", None).float().reshape(-1)
