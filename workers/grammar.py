@@ -31,6 +31,11 @@ _LIMITS = llguidance.LLParserLimits(
 )
 
 
+SLICES = [*llguidance.LLTokenizer.general_slices(), "[a-z]{1,8}", "[A-Za-z0-9_]{1,8}"]
+"""Sorts of tokens that are allowed or not as a whole where a lexeme takes all of them. llguidance's own are the insides
+of JSON strings; with words of letters, masks of expressions that take words cost a third to a half less
+(``tests/workers/measure_masks.py``)."""
+
 _TOO_MUCH = (
     "toocomplex",
     "too many states",
@@ -62,7 +67,7 @@ class GrammarCompiler:
             num_threads: for the masks of many matchers; see ``Matcher.prepare``.
         """
         wrapper = llguidance.TokenizerWrapper(_Tokens(token_bytes, special_token_ids, eos_token_ids))
-        self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(eos_token_ids))
+        self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(eos_token_ids), slices=SLICES)
         self._ends = sum(1 << token_id for token_id in eos_token_ids)
         self._threads = MaskThreads(len(token_bytes), num_threads)
 

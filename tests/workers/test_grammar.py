@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 import time
 
 import llguidance
@@ -14,7 +15,7 @@ from workers import mask_threads
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.constraint import GrammarFailed
 from workers.engine.errors import InvalidRequest
-from workers.grammar import GrammarCompiler, GrammarMatcher
+from workers.grammar import SLICES, GrammarCompiler, GrammarMatcher
 
 END, OTHER_END = 2, 0
 
@@ -186,3 +187,31 @@ def test_a_grammar_that_fails_beside_others_fails_alone(vocabulary) -> None:
     with pytest.raises(GrammarFailed):
         broken.mask()
     assert {vocabulary.token_bytes[i] for i in allowed(others[0])} == {b"y", b"ye", b"yes", b"n", b"no"}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "([a-z]{1,7} ){2,300}",
+        "([A-Za-z_][A-Za-z0-9_]{0,5}, ){9,99}",
+        "[a-z]{3}|[a-z]{5,9}x",
+        "(.{1,9}\\n){2,90}",
+        "[^aeiou]{1,20}[0-9]+",
+    ],
+)
+def test_sorting_tokens_into_slices_changes_no_mask(compiler, vocabulary, grammar: str) -> None:
+    text = llguidance.LLMatcher.grammar_from_regex(grammar)
+    ours, plain = (
+        llguidance.LLMatcher(compiler._tokenizer.with_slices(slices), text) for slices in (SLICES, [])
+    )
+    draw = random.Random(1)
+
+    for _ in range(20):
+        mask = ours.compute_bitmask()
+        assert mask == plain.compute_bitmask()
+        places = [i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1]
+        token_id = draw.choice(places)
+        if token_id in (END, OTHER_END):
+            break
+        ours.consume_token(token_id)
+        plain.consume_token(token_id)
