@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal import LLM, SamplingParams
 from workers.engine.errors import UserError
+from workers.engine.request import EngineRequest
 
 TINY = str(Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny")
 PROMPTS = [
@@ -30,16 +31,18 @@ def make_llm(**fields: Any) -> LLM:
     return LLM(TINY, **{**defaults, **fields})
 
 
+def params_of(index: int, num_choices: int = 1) -> SamplingParams:
+    """Every other prompt is greedy."""
+    return SamplingParams(
+        max_tokens=8, temperature=index % 2, seed=index, logprobs=2, ignore_eos=True, detokenize=False,
+        n=num_choices,
+    )  # fmt: skip
+
+
 def numbers_of(llm: LLM, indices: Iterable[int], num_choices: int = 1) -> list[Any]:
-    """Tokens and log-probabilities of each choice of some prompts; every other one is greedy."""
+    """Tokens and log-probabilities of each choice of some prompts."""
     chosen = list(indices)
-    params = [
-        SamplingParams(
-            max_tokens=8, temperature=index % 2, seed=index, logprobs=2, ignore_eos=True, detokenize=False,
-            n=num_choices,
-        )
-        for index in chosen
-    ]  # fmt: skip
+    params = [params_of(index, num_choices) for index in chosen]
     outputs = llm.generate([PROMPTS[index] for index in chosen], params, use_tqdm=False)
     return [
         [
@@ -113,6 +116,32 @@ def test_in_500_ways_numbers_are_the_same_to_the_bit(
     llm: LLM, alone: list[Any], fields: dict[str, Any], is_repeated: bool
 ) -> None:
     check_any_way(llm, alone, fields, is_repeated)
+
+
+def test_what_breaks_off_goes_on_at_another_replica_to_the_bit(llm: LLM, alone: list[Any]) -> None:
+    other = make_llm(max_num_batched_tokens=16, num_gpu_blocks_override=24, preemption_mode="swap")
+    moved = [(index, num_told) for index in ALL for num_told in (1, 3, 7)]
+    for index, num_told in moved:
+        told, left = alone[index][0][0][:num_told], other.max_model_len - len(PROMPTS[index])
+        wanted = params_of(index).choice(0, 0, left, ())
+        other._engine.add(
+            EngineRequest(f"{index} after {num_told}", PROMPTS[index], wanted, output_token_ids=told), 0.0
+        )
+
+    found: dict[str, list[Any]] = {}
+    while other._engine.has_work:
+        while (plan := other._engine.plan(0.0)) is not None:
+            other._executor.launch(plan)
+        for output in other._engine.apply(other._executor.collect(), 0.0):
+            assert output.logprobs is not None
+            (scores,) = output.logprobs
+            found.setdefault(output.request_id, []).append((output.token_ids, scores.top_logprobs))
+    other.close()
+
+    for index, num_told in moved:
+        token_ids, scores = alone[index][0]
+        rest = zip(token_ids[num_told:], scores[num_told:], strict=True)
+        assert found[f"{index} after {num_told}"] == [([token], top[:2]) for token, top in rest]
 
 
 def test_a_choice_that_shares_its_prompt_is_what_it_would_be_alone(llm: LLM) -> None:

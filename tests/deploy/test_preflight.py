@@ -209,6 +209,13 @@ def test_full_weights_that_are_called_quantized_are_refused(
         check(folder)
 
 
+def test_the_advice_for_swap_space_is_enough(folder: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        check(folder, swap_space=1e9)
+
+    check(folder, swap_space=float(caught.value.message.split("lower it, to ")[1].split(" GiB")[0]))
+
+
 def test_a_pool_of_blocks_may_be_larger_than_the_default(folder: Path) -> None:
     check(folder, num_gpu_blocks_override=100_000)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> Non
         key=lambda one: one[2],
     )
     others = kv_bytes + swap_bytes - size
-    most = max(have // num_ranks - others, 0) / _GIB
+    # Rounded down: what is advised must do.
+    most = math.floor(max(have // num_ranks - others, 0) / _GIB * 10) / 10
     ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
     if param == "kv_cache_gib":
         what = f"{size / _GIB:.3g} GiB of KV blocks{ranks}"
@@ -55,6 +57,6 @@ def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> Non
     else:
         what, way = f"{flag} {size / _GIB:.3g} (GiB){ranks}", "lower it"
     raise InvalidRequest(
-        f"{what} is more than this machine's {have / _GIB:.3g} GiB of memory hold: {way}, to {most:.3g} GiB at most",
+        f"{what} is more than this machine's {have / _GIB:.3g} GiB of memory hold: {way}, to {most:g} GiB at most",
         param,
     )
