@@ -18,7 +18,7 @@ import torch
 from paged_cache import make_cache
 from torch import Tensor
 
-from kernels import block_copy, draw, few_rows, filters, gemv, rms_norm, rope_kv_write, silu_mul
+from kernels import block_copy, draw, few_rows, filters, gemv, rms_norm, rope_kv_write, silu_mul, token_mask
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
 from kernels import paged_decode_attention as decode
@@ -135,11 +135,36 @@ def check_block_copies() -> None:
     assert not got[1].any()
 
 
+def check_masks() -> None:
+    """What is forbidden is minus infinity, all else is as it was, and no draw takes what is forbidden."""
+    logits = torch.randn(3, 9001)
+    allowed = torch.randint(0, 256, (3, 1126), dtype=torch.uint8)
+    allowed[1] = 0
+    allowed[1, 1000] = 4  # whole stretches are forbidden, and all parts but one
+    want = token_mask.forbid_ref(logits, allowed)
+    token_mask.forbid(logits, allowed)
+    assert torch.equal(logits, want)
+    params = draw.DrawParams(
+        torch.tensor([0.0, 1.0, 0.7]), torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int32),
+        filters.Filters(
+            torch.tensor([0.0, 0.1, 0.0]), torch.tensor([0, 3, 5], dtype=torch.int32), torch.tensor([1.0, 0.5, 0.9])
+        ),
+    )  # fmt: skip
+    rows, starts = torch.arange(3, dtype=torch.int32), torch.tensor([4, 2, 6], dtype=torch.int32)
+    token_ids, drawn = torch.zeros(3, 12, dtype=torch.int32), torch.full((3,), -1, dtype=torch.int32)
+    scratch = torch.empty(draw.draw_scratch_len(3, 9001), dtype=torch.float64)
+    draw.draw(logits, params, torch.tensor([3], dtype=torch.int32), rows, starts, token_ids, drawn, scratch)
+    assert drawn.tolist() == draw.draw_ref(logits, params, rows, starts + 1).tolist()
+    assert drawn[1] == 8002
+    assert logits[rows.long(), drawn.long()].isfinite().all()
+
+
 def main() -> None:
     """Print ``{case: error}``, the error relative to the reference's largest value."""
     torch.manual_seed(0)
     check_block_copies()
     check_draws()
+    check_masks()
     check_filters()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())

@@ -29,6 +29,7 @@ from kernels import (  # noqa: E402
     rope_kv_write,
     shared_prefix_attention,
     silu_mul,
+    token_mask,
 )
 from kernels.jit import gl  # noqa: E402
 
@@ -387,6 +388,17 @@ def test_products_of_few_rows_keep_their_registers(
 
     assert spilled_bytes(compiled, tmp_path) == 0
     assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[architecture]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_masks_keep_their_registers(architecture: int, tmp_path: Path) -> None:
+    types = {"logits_ptr": "*bf16", "allowed_ptr": "*u8"}
+
+    compiled = compile_kernel(
+        token_mask._forbid_kernel, architecture, types, {"BLOCK": token_mask._BLOCK}, num_warps=4
+    )
+
+    assert spilled_bytes(compiled, tmp_path) == 0
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -22,6 +22,7 @@ from workers.model.cuda_step import DeferredRows, LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes
+from workers.model.deferred_rows import DeferredRows, draw_masked
 from workers.model.largest_steps import largest_steps
 from workers.model.llama import LlamaDecoder
 from workers.model.memory_account import MemoryAccount, used_bytes
@@ -304,7 +305,8 @@ class CudaRank(Rank):
         """Keep what is needed to sample these rows later; what the draw took for them is overwritten then."""
         sampled = [self._sampler.sampled_row(rows[p], last_positions[p] + 1) for p in places]
         index = torch.tensor(places).pin_memory().to(self.device, non_blocking=True)
-        return DeferredRows(places, sampled, logits[index])
+        are_plain = all(self._is_plain[rows[p]] for p in places)
+        return DeferredRows(places, sampled, logits[index], are_plain)
 
     def _sample_late(self, late_masks: LateMasks) -> None:
         """Sample the deferred rows of an earlier step, before a step that reads their tokens."""
@@ -313,6 +315,11 @@ class CudaRank(Rank):
         assert late is not None, "masks come for rows that do not wait"
         index = {place: i for i, place in enumerate(late.places)}
         allowed = {index[mask.place]: mask.allowed for mask in late_masks.masks}
+        if late.are_plain:
+            drawn = draw_masked(late, allowed, self._buffers, self._batch, self._decoder.vocab)
+            late.token_ids = _copy_to_host(drawn)
+            step.done.record()
+            return
         token_ids, logprobs = self._sampler.sample(late.logits, late.rows, allowed)
         self._batch.store([row.row for row in late.rows], [row.position for row in late.rows], token_ids)
         if logprobs is not None:
@@ -368,11 +375,15 @@ class CudaRank(Rank):
         params = ChoiceParams(max_tokens=2, temperature=1.0)
         row = NewRow(0, [0] * num_tokens, num_tokens, params)
         self.launch(StepPlan(0, [row], [0], [0], [num_tokens], [True], [table]))
-        self.launch(StepPlan(1, [], [0], [num_tokens], [1], [True], [[]]))
+        self.launch(StepPlan(1, [], [0], [num_tokens], [1], [True], [[]], deferred=[0]))
+        masks = LateMasks(1, [TokenMask(0, b"\xff" * -(-self.model_config.vocab_size // 8))])
         if self.config.max_num_seqs > 1:
             other = NewRow(1, [0] * num_tokens, num_tokens, params)
-            plan = StepPlan(2, [other], [0, 1], [num_tokens, 0], [1, num_tokens], [True, True], [[], table])
-            self.launch(plan)
+            rows, starts, counts = [0, 1], [num_tokens, 0], [1, num_tokens]
+            tables = [[], table]
+            self.launch(StepPlan(2, [other], rows, starts, counts, [True, True], tables, late_masks=masks))
+        else:
+            self.launch(StepPlan(2, [], [], [], [], [], [], late_masks=masks))
         while self._queue:
             self.collect()
 

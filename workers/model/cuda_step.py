@@ -9,22 +9,10 @@ from torch import Tensor
 
 from workers.engine.plan import StepPlan, StepResult, TokenLogprobs
 from workers.model.block_copies import CopyReport
+from workers.model.deferred_rows import DeferredRows
 from workers.model.pooler import PooledRows
 from workers.model.prompt_scorer import ScoredPrompts
-from workers.model.row_sampler import SampledLogprobs, SampledRow
-
-
-@dataclass(slots=True)
-class DeferredRows:
-    """Rows of a launched step whose sampling waits for masks."""
-
-    places: list[int]
-    rows: list[SampledRow]
-    logits: Tensor
-    """A copy: the next step overwrites the step's own."""
-    token_ids: Tensor | None = None
-    """On their way to the host once sampled."""
-    logprobs: SampledLogprobs | None = None
+from workers.model.row_sampler import SampledLogprobs
 
 
 @dataclass(frozen=True, slots=True)
