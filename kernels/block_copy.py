@@ -1,7 +1,7 @@
-"""Copies whole blocks between two tensors by a list of pairs: within the device, or to and from pinned host memory.
+"""Copies by kernels that reach pinned host memory through the bus themselves.
 
-A kernel of few programs reads and writes pinned memory through the bus itself, so many small blocks take one launch
-where the copy engine takes a call each.
+Whole blocks by a list of pairs: many small ones take one launch where the copy engine takes a call each. And a few
+words that somebody waits for: a copy engine would begin them behind all blocks queued before.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from kernels.jit import tl, triton
 _CHUNK = 2048
 """8-byte words that a program moves at a time: 16 KiB in flight each."""
 _NUM_WARPS = 8
+_FEW_WORDS = 512
 
 
 def copy_blocks_ref(source: Tensor, target: Tensor, pairs: Tensor) -> None:
@@ -49,6 +50,31 @@ def copy_blocks(source: Tensor, target: Tensor, pairs: Tensor, num_programs: int
         _copy_blocks_kernel[(num_programs,)](
             *words, pairs, len(pairs), num_words, CHUNK=_CHUNK, num_warps=_NUM_WARPS
         )
+
+
+def copy_words(source: Tensor, target: Tensor) -> None:
+    """Copy a few numbers, at most some thousand; to pinned memory without a copy engine.
+
+    Args:
+        source: [count], contiguous; on a GPU.
+        target: [count] of the same dtype, contiguous; on the GPU, or pinned.
+
+    Raises:
+        ValueError: shapes or dtypes differ.
+    """
+    if source.shape != target.shape or source.dtype != target.dtype:
+        raise ValueError(
+            f"{tuple(source.shape)} {source.dtype} cannot fill {tuple(target.shape)} {target.dtype}"
+        )
+    if count := source.numel():
+        grid = (triton.cdiv(count, _FEW_WORDS),)
+        _copy_words_kernel[grid](source, target, count, BLOCK=_FEW_WORDS, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _copy_words_kernel(source, target, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + offsets, mask=offsets < count), mask=offsets < count)
 
 
 @triton.jit

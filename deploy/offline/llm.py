@@ -279,7 +279,8 @@ class LLM:
         Args:
             fields: of ``EngineConfig``, where they differ from how the model was loaded; no limit may be higher.
         """
-        assert not self._engine.has_work, "the engine is restarted between two runs"
+        assert not self._choices, "the engine is restarted between two runs"
+        self._turn_until_idle()
         self._engine = Engine(replace(self.engine_config, **fields), self._cost)
 
     def close(self) -> None:
@@ -292,7 +293,7 @@ class LLM:
         engine, executor = self._engine, self._executor
         started_s, num_before = time.monotonic(), engine.num_output_tokens
         with tqdm(total=len(outputs), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            while engine.has_work:
+            while self._choices:
                 while (plan := engine.plan(time.monotonic())) is not None:
                     executor.launch(plan)
                 if engine.num_launched:
@@ -302,6 +303,19 @@ class LLM:
                             rate = num_tokens / (time.monotonic() - started_s)
                             bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
                             bar.update(1)
+        # Copies to the host tier may go on: nobody waits for them.
+        self._collect_launched()
+
+    def _turn_until_idle(self) -> None:
+        """Wait for what is under way though no request is: copies between the tiers."""
+        while self._engine.has_work:
+            while (plan := self._engine.plan(time.monotonic())) is not None:
+                self._executor.launch(plan)
+            self._collect_launched()
+
+    def _collect_launched(self) -> None:
+        while self._engine.num_launched:
+            self._engine.apply(self._executor.collect(), time.monotonic())
 
     def _submit(self, output: RequestOutput, params: SamplingParams, priority: int) -> None:
         for written in self._writer.write(output, params, priority):
@@ -327,5 +341,4 @@ class LLM:
         for request_id in list(self._choices):
             self._engine.abort(request_id)
         self._choices.clear()
-        while self._engine.num_launched:
-            self._engine.apply(self._executor.collect(), time.monotonic())
+        self._collect_launched()

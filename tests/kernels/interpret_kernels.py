@@ -133,6 +133,9 @@ def check_block_copies() -> None:
     block_copy.copy_blocks_ref(source, wanted, pairs)
     assert torch.equal(got, wanted)
     assert not got[1].any()
+    few, target = torch.randint(0, 9, (700,), dtype=torch.int32), torch.full((701,), -1, dtype=torch.int32)
+    block_copy.copy_words(few, target[:700])
+    assert target.tolist() == [*few.tolist(), -1]
 
 
 def check_masks() -> None:

@@ -14,11 +14,11 @@ from torch import Tensor
 from kernels.draw import DrawShare, draw
 from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.engine.errors import UserError
-from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
+from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
-from workers.model.cuda_step import DeferredRows, LaunchedStep
+from workers.model.cuda_step import LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
 from workers.model.decode_forward import DecodeForward
 from workers.model.decode_graphs import DecodeGraphs, graph_sizes

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.block_copy import copy_words
 from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWork
 from kernels.decode_prepare import DecodeColumns
 from kernels.draw import DrawParams, DrawShare, draw_scratch_len
@@ -55,7 +56,7 @@ class DecodeBuffers:
         self._told = torch.zeros(places.size, dtype=torch.int32, device=device)
         self._staging = torch.zeros(MAX_LAUNCHED, places.size, dtype=torch.int32).pin_memory()
         self._staged: NDArray[np.int32] = self._staging.numpy()
-        self._results = torch.zeros(MAX_LAUNCHED, rows, dtype=torch.int32).pin_memory()
+        self._results = torch.zeros(MAX_LAUNCHED, _aligned(rows), dtype=torch.int32).pin_memory()
         self._turn = 0
         self._prefixes = SharedPrefixes(
             batch.block_size, num_kv_heads, members_a_piece(num_heads // num_kv_heads)
@@ -155,7 +156,7 @@ class DecodeBuffers:
     def fetch(self, count: int) -> Tensor:
         """Queue the copy of the step's tokens to the host; valid once the stream has passed, for some steps."""
         result = self._results[self._turn, :count]
-        result.copy_(self.drawn[:count], non_blocking=True)
+        copy_words(self.drawn[:count], result)
         self._turn = (self._turn + 1) % MAX_LAUNCHED
         return result
 
