@@ -178,22 +178,26 @@ def _decode(
     DTYPE: tl.constexpr,
 ):
     """What codes [rows, group] of one group stand for before scaling, in ``DTYPE``, exactly."""
+    # One return: two of different types would not compile, though only one of them stays.
     if HAS_TABLE:
-        return tl.load(table_ptr + rows[:, None] * TABLE_ROW + codes.to(tl.int32))
-    if HAS_ZEROS:
-        zeros = tl.load(zeros_ptr + group_index * NUM_OUT + rows, mask=is_row, other=0).to(tl.int32)
+        number = tl.load(table_ptr + rows[:, None] * TABLE_ROW + codes.to(tl.int32))
     else:
-        zeros = tl.full(rows.shape, MIDDLE, tl.int32)
-    if tl.float32 == DTYPE:
-        return codes.to(tl.float32) - zeros.to(tl.float32)[:, None]
-    # A code in the lowest bits of the number that 128 (bfloat16) or 1024 (float16) is: one "or" converts it.
-    if tl.float16 == DTYPE:
-        biased = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
-        return biased - (zeros + 1024).to(tl.float16)[:, None]
-    if IS_4BIT:
-        biased = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-        return biased - (zeros + 128).to(tl.float32).to(tl.bfloat16)[:, None]
-    return (codes.to(tl.int16) - zeros.to(tl.int16)[:, None]).to(tl.float32).to(tl.bfloat16)
+        if HAS_ZEROS:
+            zeros = tl.load(zeros_ptr + group_index * NUM_OUT + rows, mask=is_row, other=0).to(tl.int32)
+        else:
+            zeros = tl.full(rows.shape, MIDDLE, tl.int32)
+        if tl.float32 == DTYPE:
+            number = codes.to(tl.float32) - zeros.to(tl.float32)[:, None]
+        # A code in the lowest bits of the number that 128 (bfloat16) or 1024 (float16) is: one "or" converts it.
+        elif tl.float16 == DTYPE:
+            biased = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+            number = biased - (zeros + 1024).to(tl.float16)[:, None]
+        elif IS_4BIT:
+            biased = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+            number = biased - (zeros + 128).to(tl.float32).to(tl.bfloat16)[:, None]
+        else:
+            number = (codes.to(tl.int16) - zeros.to(tl.int16)[:, None]).to(tl.float32).to(tl.bfloat16)
+    return number
 
 
 @triton.jit

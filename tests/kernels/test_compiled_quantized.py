@@ -128,6 +128,38 @@ def test_codes_of_all_kinds_keep_their_registers(
     assert compiled.metadata.shared <= compiling.SHARED_MEMORY_BYTES[architecture]
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("is_4bit", "has_table"), [(True, True), (True, False), (False, False)])
+def test_codes_become_plain_numbers_of_any_dtype(
+    compiling: ModuleType, dtype: str, is_4bit: bool, has_table: bool, tmp_path: Path
+) -> None:
+    compiled = compiling.compile_kernel(
+        coded_linear._unpack_kernel,
+        90,
+        CODE_POINTERS
+        | dict.fromkeys(("table_ptr", "out_ptr"), f"*{dtype}")
+        | {"zeros_ptr": "*u8" if is_4bit else "*i16"},
+        {
+            "NUM_OUT": OUT,
+            "WIDTH": WIDTH,
+            "ROW_BYTES": WIDTH // (2 if is_4bit else 1),
+            "GROUP": 128,
+            "IS_4BIT": is_4bit,
+            "MIDDLE": 0 if has_table else 8,
+            "HAS_SCALES": not has_table,
+            "HAS_ZEROS": not has_table,
+            "HAS_OFFSETS": False,
+            "HAS_TABLE": has_table,
+            "TABLE_ROW": 16 if has_table else 0,
+            "ROWS": coded_linear._UNPACK_BYTES // 128,
+            "PDL": True,
+        },
+        num_warps=4,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+
+
 @pytest.mark.parametrize("is_int8", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 32, 64, 256])
 def test_products_of_8_bits_keep_their_registers(
