@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,20 @@ LENGTHS = (1, 17, 128, 129, 400, 1500)
 PROMPTS = [[(7 * number + 3 * i * i) % 30000 for i in range(length)] for number, length in enumerate(LENGTHS)]
 
 
-def make_llm(**fields: Any) -> LLM:
-    defaults = {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "max_model_len": 2048,
-        "max_num_seqs": 64,
-    }
-    return LLM(SHAPE, swap_space=1, **{**defaults, **fields})
+@pytest.fixture
+def make_llm() -> Iterator[Callable[..., LLM]]:
+    """Load the shape; a test that fails leaves the device's memory to the next all the same."""
+    with ExitStack() as stack:
+
+        def make(**fields: Any) -> LLM:
+            llm = LLM(
+                SHAPE, load_format="dummy", skip_tokenizer_init=True, max_model_len=2048, max_num_seqs=64,
+                swap_space=1, **fields,
+            )  # fmt: skip
+            stack.callback(llm.close)
+            return llm
+
+        yield make
 
 
 def numbers_of(llm: LLM, indices: list[int], num_choices: int = 1) -> list[Any]:
@@ -48,7 +56,7 @@ def numbers_of(llm: LLM, indices: list[int], num_choices: int = 1) -> list[Any]:
     ]
 
 
-def test_beams_are_as_likely_as_said() -> None:
+def test_beams_are_as_likely_as_said(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
     found = llm.beam_search(PROMPTS[:5], BeamSearchParams(beam_width=4, max_tokens=32))
     num_copies = llm.load.num_tail_copies
@@ -60,12 +68,13 @@ def test_beams_are_as_likely_as_said() -> None:
                 next(iter(scores[at].values())).logprob for at in range(len(prompt), len(sequence.tokens))
             )
             assert sequence.cum_logprob == pytest.approx(scored, rel=0.01)
-    llm.close()
 
     assert num_copies > 0
 
 
-def test_with_deterministic_numbers_are_the_same_to_the_bit_however_computed() -> None:
+def test_with_deterministic_numbers_are_the_same_to_the_bit_however_computed(
+    make_llm: Callable[..., LLM],
+) -> None:
     llm = make_llm(deterministic=True)
     everything = list(range(len(PROMPTS)))
     llm.restart_engine(enable_prefix_caching=False)
@@ -85,6 +94,5 @@ def test_with_deterministic_numbers_are_the_same_to_the_bit_however_computed() -
     num_forked = llm.load.num_forked_blocks
     llm.restart_engine(enable_prefix_caching=False, max_num_seqs=1)
     assert numbers_of(llm, [2, 3, 4], num_choices=3) == together
-    llm.close()
 
     assert num_forked > 0
