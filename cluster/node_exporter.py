@@ -13,8 +13,10 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
+from urllib.request import urlopen
 
 from prometheus_client import start_http_server
 from prometheus_client.core import Metric
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 PROCESS_LABEL = "process"
 _RETRY_S = 2.0
 _TIMEOUT_S = 5.0
+_NUM_REFUSED = 2
+"""Times that a port is refused until it is looked at who has it: at first, another of ours may be about to leave."""
 
 
 def metrics_folder(port: int) -> Path:
@@ -57,6 +61,7 @@ class NodeExporter:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             raise OSError(f"{folder} is open to other users; remove it")
+        self._name = name
         self._path = folder / f"{name}.sock"
         self._path.unlink(missing_ok=True)
         self._server = _page_server(self._path, render)
@@ -81,16 +86,30 @@ class NodeExporter:
     def _hold_port(self) -> None:
         registry = CollectorRegistry()
         registry.register(_Merged(self._folder))
+        num_refused = 0
         while not self._stopped.is_set():
             try:
                 server, thread = start_http_server(self._port, self._host, registry)
-            except OSError:  # another process holds it
+            except OSError as error:  # another process holds it: of this node's, or one that is not ours
+                num_refused += 1
+                if num_refused == _NUM_REFUSED and not self._is_told():
+                    log.error(
+                        "port %d of %s tells no metrics of this process: %s", self._port, self._host, error
+                    )
                 self._stopped.wait(self._retry_s)
                 continue
             self._stopped.wait()
             server.shutdown()
             server.server_close()
             thread.join(_TIMEOUT_S)
+
+    def _is_told(self) -> bool:
+        """Whether whoever holds the port tells this process's metrics."""
+        try:
+            with urlopen(f"http://{self._host}:{self._port}/metrics", timeout=_TIMEOUT_S) as page:
+                return f'{PROCESS_LABEL}="{self._name}"' in page.read().decode(errors="replace")
+        except (OSError, HTTPException):
+            return False
 
 
 def _page_server(path: Path, render: Callable[[], bytes]) -> socketserver.ThreadingUnixStreamServer:

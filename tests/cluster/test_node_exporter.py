@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -86,3 +88,25 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, port: int)
 
     with pytest.raises(OSError, match="open to other users"):
         NodeExporter("x", bytes, tmp_path / "open", "127.0.0.1", port)
+
+
+def test_a_port_that_somebody_else_has_is_told_and_one_of_ours_is_not(
+    start, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def complaints() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "tells no metrics" in one.getMessage()]
+
+    with HTTPServer(("127.0.0.1", port), SimpleHTTPRequestHandler) as foreign:
+        threading.Thread(target=foreign.serve_forever, daemon=True).start()
+        start("ingress-1", 3)
+        deadline = time.monotonic() + 10
+        while not complaints():
+            assert time.monotonic() < deadline, "nothing was said"
+            time.sleep(0.01)
+        foreign.shutdown()
+    scrape(port, {"ingress-1"})
+    start("replica-1", 5)
+    scrape(port, {"ingress-1", "replica-1"})
+
+    assert len(complaints()) == 1
+    assert f"port {port} of 127.0.0.1 tells no metrics of this process" in complaints()[0]
