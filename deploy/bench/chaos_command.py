@@ -82,3 +82,7 @@ def _show(runs: list[dict[str, Any]]) -> None:
         seconds = (one["detection_s"], one["gap_p50_s"], one["gap_p99_s"], one["replica_back_s"])
         table.add_row(one["fault"], *map(str, counts), *("" if s is None else f"{s:.2g}" for s in seconds))
     console.print(table)
+    if early := ", ".join(one["fault"] for one in runs if not one["num_under_way"]):
+        console.print(
+            f"All streams had ended before these had been done: {early}. Give them a longer --output-len."
+        )
