@@ -98,6 +98,7 @@ def rounded(logprobs: Any) -> object:
                 "enable_prefix_caching": False,
                 "preemption_mode": "swap",
                 "swap_space": 0.05,
+                "kv_checksum": True,
                 "max_num_batched_tokens": 16,
             },
             id="swapped and in chunks",

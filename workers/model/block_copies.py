@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,9 @@ from torch import Tensor
 from workers.engine.plan import BlockCopy, StepPlan
 
 _NEVER = 0
+
+Agree = Callable[[list[bool]], list[bool]]
+"""From what one rank says of some blocks to what all ranks of its group say together: true where each does."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,12 @@ class HostBlocks:
             return False
         return self._bytes is None or zlib.crc32(self._bytes[copy.host]) == self._sums[copy.host]
 
+    def judged(self, copies: Sequence[BlockCopy], agree: Agree) -> list[tuple[BlockCopy, bool]]:
+        """Return each copy in with whether it may be made, as all ranks see it."""
+        if not copies:
+            return []
+        return list(zip(copies, agree([self.is_intact(copy) for copy in copies]), strict=True))
+
 
 class BlockCopies:
     """Copies on a CPU: made at once, in the order given; said to be done when a link of some rate would be."""
@@ -68,6 +77,7 @@ class BlockCopies:
         bytes_per_s: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
+        agree: Agree = list,
     ) -> None:
         """Copy between ``kv_cache`` and ``host``, whose blocks have one shape.
 
@@ -77,7 +87,9 @@ class BlockCopies:
             bytes_per_s: rate of the link one way; None: that of the memory.
             clock: seconds, monotonic.
             sleep: waits.
+            agree: ranks hold slices of the same blocks; one that is corrupt anywhere is corrupt.
         """
+        self._agree = agree
         self._kv_cache = kv_cache
         self._host = host
         self._bytes_per_s = bytes_per_s
@@ -97,8 +109,8 @@ class BlockCopies:
             self._host.memory[copy.host].copy_(self._kv_cache[copy.device])
             self._host.seal(copy)
         corrupt: list[int] = []
-        for copy in plan.swap_in:
-            if self._host.is_intact(copy):
+        for copy, is_intact in self._host.judged(plan.swap_in, self._agree):
+            if is_intact:
                 self._kv_cache[copy.device].copy_(self._host.memory[copy.host])
             else:
                 corrupt.append(copy.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.block_copy import copy_blocks
 from workers.engine.plan import BlockCopy, StepPlan
-from workers.model.block_copies import CopyReport, HostBlocks
+from workers.model.block_copies import Agree, CopyReport, HostBlocks
 
 _KERNEL_BYTES = 512 << 10
 """Blocks up to this size are moved by the kernel. On an H200 at 256 / 512 / 2048 KiB it reaches 47 / 49 / 50 GB/s one
@@ -47,14 +47,18 @@ class _Batch:
 class CudaBlockCopies:
     """Queues copies and says which are done. The same face as ``BlockCopies``."""
 
-    def __init__(self, kv_cache: Tensor, host: HostBlocks, kernel_bytes: int = _KERNEL_BYTES) -> None:
+    def __init__(
+        self, kv_cache: Tensor, host: HostBlocks, kernel_bytes: int = _KERNEL_BYTES, agree: Agree = list
+    ) -> None:
         """Copy between ``kv_cache`` on a device and ``host`` in pinned memory.
 
         Args:
             kv_cache: [num_blocks, ...].
             host: the other tier.
             kernel_bytes: blocks up to this size are moved by a kernel.
+            agree: see ``BlockCopies``.
         """
+        self._agree = agree
         self._kv_cache = kv_cache
         self._host = host
         self._device = kv_cache.device
@@ -88,7 +92,8 @@ class CudaBlockCopies:
             return
         for copy in plan.swap_out:
             self._host.write(copy)
-        intact = [copy for copy in plan.swap_in if self._host.is_intact(copy)]
+        judged = self._host.judged(plan.swap_in, self._agree)
+        intact = [copy for copy, is_intact in judged if is_intact]
         ways = [
             self._start(copies, stream)
             for copies, stream in ((plan.swap_out, self._out_stream), (intact, self._in_stream))
@@ -105,8 +110,7 @@ class CudaBlockCopies:
         for way, stream in zip(ways, (self._out_stream, self._in_stream), strict=True):
             way.ended.record(stream)
         ways = [way for way in ways if way.copies]
-        moved = {copy.device for copy in intact}
-        corrupt = [copy.device for copy in plan.swap_in if copy.device not in moved]
+        corrupt = [copy.device for copy, is_intact in judged if not is_intact]
         self._batches.append(_Batch(plan.step_id, ways, plan.swap_out, corrupt))
 
     def report(self, waits: bool) -> CopyReport:

@@ -185,7 +185,7 @@ class CudaRank(Rank):
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
-        return CudaBlockCopies(kv_cache, host)
+        return CudaBlockCopies(kv_cache, host, agree=self._agree())
 
     def _run_step(self, plan: StepPlan) -> LaunchedStep:
         if self._copies is not None:

@@ -24,7 +24,7 @@ from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
-from workers.model.block_copies import BlockCopies, CopyReport, HostBlocks, allocate_host
+from workers.model.block_copies import Agree, BlockCopies, CopyReport, HostBlocks, allocate_host
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.decoder import Decoder
 from workers.model.determinism import check_deterministic
@@ -329,18 +329,27 @@ class Rank:
 
     def _make_copies(self, kv_cache: Tensor, num_host_blocks: int) -> BlockCopies | CudaBlockCopies:
         host = HostBlocks(allocate_host(num_host_blocks, kv_cache), self.config.kv_checksum)
-        return BlockCopies(kv_cache, host, self.config.copy_bytes_per_s)
+        return BlockCopies(kv_cache, host, self.config.copy_bytes_per_s, agree=self._agree())
+
+    def _agree(self) -> Agree:
+        """How ranks agree on which blocks are intact: with checksums; generations are the brain's own and the same."""
+        assert self._group is not None, "weights are loaded before memory is taken"
+        if not self.config.kv_checksum:
+            return list
+        self._group.all_agree([True])  # connects the ranks now, not under load
+        return self._group.all_agree
 
     def _report_copies(self, plan: StepPlan) -> CopyReport:
         """Which copies are done; a plan that awaits them waits for all.
 
         Raises:
-            RuntimeError: a copy went wrong on a rank that the brain does not hear: the group must end.
+            RuntimeError: ranks do not agree, and a copy went wrong on one that the brain does not hear: the group
+                must end.
         """
         if self._copies is None:
             return CopyReport()
         report = self._copies.report(waits=plan.awaits_copies)
-        if report.corrupt_blocks and self.config.tp_rank != 0:
+        if report.corrupt_blocks and self.config.tp_rank != 0 and not self.config.kv_checksum:
             raise RuntimeError(f"blocks {report.corrupt_blocks} came back from the host corrupted")
         return report
 

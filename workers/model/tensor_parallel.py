@@ -54,6 +54,8 @@ class TensorParallelGroup:
         self.size = size
         self._is_cuda = device.type == "cuda"
         self._exchange: PeerExchange | None = None
+        self._host_group: dist.ProcessGroup | None = None
+        """Of gloo beside NCCL, once ranks have had to agree on the host."""
         if size == 1:
             return
         if rendezvous is None:
@@ -154,6 +156,16 @@ class TensorParallelGroup:
         gathered = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._run(_all_gather, gathered, x)
         return gathered.view(self.size, *x.shape)
+
+    def all_agree(self, flags: list[bool]) -> list[bool]:
+        """Return where all ranks' ``flags`` are true; by way of the host, no device waits."""
+        if self.size == 1:
+            return flags
+        if self._is_cuda and self._host_group is None:
+            self._host_group = dist.new_group(backend="gloo")
+        told = torch.tensor(flags, dtype=torch.int32)
+        self._run(lambda: dist.all_reduce(told, op=dist.ReduceOp.MIN, group=self._host_group))
+        return [bool(flag) for flag in told.tolist()]
 
     def close(self) -> None:
         """Leave the group. Safe to call twice."""

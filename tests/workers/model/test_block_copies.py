@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -105,6 +107,34 @@ def test_a_flipped_byte_on_the_host_is_seen_and_the_request_computed_again(make_
     load = crowd.engine.load()
     assert load.num_corrupt_blocks == load.num_blocks_swapped_in > 0
     assert crowd.token_ids == expected
+
+
+def test_a_block_that_is_corrupt_on_one_rank_comes_back_on_none() -> None:
+    meeting, said = threading.Barrier(2, timeout=10), {}
+
+    def all_agree(rank: int, flags: list[bool]) -> list[bool]:
+        said[rank] = flags
+        meeting.wait()
+        return [all(one) for one in zip(*said.values(), strict=True)]
+
+    def run(rank: int) -> tuple[list[int], list[float]]:
+        cache = torch.arange(4.0).view(4, 1, 1, 1, 1, 1) + 10 * rank
+        host = HostBlocks(allocate_host(4, cache), has_checksums=True)
+        copies = BlockCopies(cache, host, agree=lambda flags: all_agree(rank, flags))
+        copies.begin(make_plan(0, swap_out=[BlockCopy(0, 0, 1), BlockCopy(1, 1, 1)]))
+        if rank == 1:
+            host.memory[1] += 1
+        copies.begin(make_plan(1, swap_in=[BlockCopy(2, 0, 1), BlockCopy(3, 1, 1)]))
+        return copies.report(waits=True).corrupt_blocks, cache.flatten().tolist()
+
+    with ThreadPoolExecutor(2) as ranks:
+        found = list(ranks.map(run, (0, 1)))
+
+    assert found == [([3], [0, 1, 0, 3]), ([3], [10, 11, 10, 13])]
+
+
+def test_ranks_agree_on_what_all_of_them_say(run_ranks) -> None:
+    assert run_ranks("agree_over_ranks.py", tp_size=2) == [[True, False, False, False]] * 2
 
 
 def test_a_cold_prefix_comes_back_from_the_host(make_rank) -> None:
