@@ -16,11 +16,12 @@ class ClientError(ShoalError):
 
 
 class Client:
-    """Talks to one endpoint, ``http://host:port/v1``."""
+    """Talks to one endpoint, ``http://host:port/v1``, of which the path may be left out."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._url = url.rstrip("/")
+        url = url.rstrip("/")
+        self._url = f"{url}/v1" if url.count("/") == 2 else url  # http://host:port, as one types it
         self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=600.0), headers=headers)
 
     def first_model(self) -> str:

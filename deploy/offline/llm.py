@@ -93,7 +93,7 @@ class LLM:
         self._engine = Engine(self.engine_config, self._cost)
         self.vocab_size = model_config.vocab_size
         self._writer = RequestWriter(
-            self.tokenizer, self.max_model_len, model_config.eos_token_ids, settings.seed
+            self.tokenizer, self.max_model_len, self.vocab_size, model_config.eos_token_ids, settings.seed
         )
         self._choices: dict[str, Choice | PooledChoice | SearchedChoice] = {}
 

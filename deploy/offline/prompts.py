@@ -61,6 +61,10 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
     if isinstance(given, str):
         if tokenizer is None:
             raise InvalidRequest("the tokenizer was left out: give token ids instead of text", "prompt")
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a prompt is no text that UTF-8 can hold: {error}", "prompt") from None
         return given, tokenizer.encode(given)
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InvalidRequest(f"a prompt is {_named(given)}; {_FORMS}", "prompt")

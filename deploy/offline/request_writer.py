@@ -33,11 +33,17 @@ class RequestWriter:
     """Numbers prompts, encodes them, checks them against the model's context and draws their seeds."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, max_model_len: int, eos_token_ids: tuple[int, ...], seed: int
+        self,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        seed: int,
     ) -> None:
         """Write for a model; without ``tokenizer`` prompts are token ids."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
@@ -49,6 +55,7 @@ class RequestWriter:
             UserError: the prompt cannot be served, or its parameters need a tokenizer.
         """
         text, token_ids = encoded(prompt, self._tokenizer)
+        params.check_vocabulary(self._vocab_size)
         keep = params.truncate_prompt_tokens
         if keep is not None:
             token_ids = token_ids[-(self._max_model_len - 1 if keep == -1 else keep) :]

@@ -72,6 +72,13 @@ class SamplingParams:
                 self._check(name, asked, 0, 100)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             self._check("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
+        for token_id, bias in (self.logit_bias or {}).items():
+            if not bias < math.inf:  # also for NaN
+                raise InvalidRequest(
+                    f"logit_bias of token {token_id} is {bias}, it must be a number", "logit_bias"
+                )
         if any(not stop for stop in self.stop_strings):
             raise InvalidRequest("stop holds an empty string, which matches everywhere: leave it out", "stop")
 
@@ -79,6 +86,19 @@ class SamplingParams:
     def _check(name: str, value: float, low: float, high: float) -> None:
         if not low <= value <= high:  # also false for NaN
             raise InvalidRequest(f"{name} is {value}, it must be from {low} to {high}", name)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidRequest: it names the field, the id and the limit.
+        """
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            wrong = next((i for i in getattr(self, name) or () if not 0 <= i < vocab_size), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"{name}: token id {wrong} is outside the vocabulary of {vocab_size:,}", name
+                )
 
     @property
     def stop_strings(self) -> list[str]:

@@ -140,6 +140,28 @@ def test_a_sampled_token_has_its_rank_among_all(llm: LLM) -> None:
     assert max(one.rank for one in found) > 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"allowed_token_ids": [5, 49152]}, "allowed_token_ids"),
+        ({"logit_bias": {49152: 1.0}}, "logit_bias"),
+    ],
+)
+def test_token_ids_beyond_the_vocabulary_are_refused_by_name(
+    llm: LLM, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="outside the vocabulary of 49,152") as caught:
+        llm.generate("Hi", SamplingParams(**fields), use_tqdm=False)
+
+    assert caught.value.param == param
+
+
+def test_text_that_is_no_unicode_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        llm.generate("\ud800", GREEDY, use_tqdm=False)
+
+
 def test_a_prompts_own_tokens_are_scored(llm: LLM) -> None:
     params = SamplingParams(n=2, max_tokens=1, temperature=0, prompt_logprobs=2)
 
@@ -204,6 +226,8 @@ def test_a_bad_prompt_is_refused_and_nothing_is_left_behind(
         ({"stop": [""]}, "stop"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 101}, "prompt_logprobs"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
     ],
 )
 def test_bad_sampling_params_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
