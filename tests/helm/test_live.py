@@ -12,11 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import httpx
 import pytest
 import yaml
 
 from deploy.ray_head import ROOT, RayHead
+from deploy.runtime import find_free_ports
+from router.rpc.proto import inference_pb2 as pb
+from router.rpc.proto import inference_pb2_grpc
 from workers.checkpoint.source import ModelFiles
 
 if TYPE_CHECKING:
@@ -41,10 +45,13 @@ def head() -> Iterator[RayHead]:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_what_the_chart_renders_serves_the_demo_model(
+def test_what_the_chart_renders_serves_the_demo_model_over_http_and_grpc(
     helm4: Helm, head: RayHead, demo_model: ModelFiles
 ) -> None:
-    documents = helm4.render("-f", str(VALUES), "--set", "models[0].replicas=1")
+    (grpc_port,) = find_free_ports("127.0.0.1", 1, 22000 + os.getpid() % 1000)
+    documents = helm4.render(
+        "-f", str(VALUES), "--set", "models[0].replicas=1", "--set", f"ray.ports.grpc={grpc_port}"
+    )
     (service,) = [one for one in documents if one["kind"] == "RayService"]
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     config["http_options"] = {
@@ -75,6 +82,10 @@ def test_what_the_chart_renders_serves_the_demo_model(
     }
     answer = httpx.post(f"{head.url}/v1/completions", json=body, timeout=60).json()
     assert "Paris" in answer["choices"][0]["text"]
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        answers = stub.Generate(pb.GenerateRequest(**body), timeout=60)
+        assert "Paris" in "".join(one.text for one in answers)
 
 
 @pytest.mark.slow
@@ -82,7 +93,7 @@ def test_what_the_chart_renders_serves_the_demo_model(
 def test_every_metric_that_dashboards_and_alerts_read_is_told_by_a_live_node(
     helm4: Helm, head: RayHead, demo_model: ModelFiles
 ) -> None:
-    test_what_the_chart_renders_serves_the_demo_model(helm4, head, demo_model)
+    test_what_the_chart_renders_serves_the_demo_model_over_http_and_grpc(helm4, head, demo_model)
     used: set[str] = set()
     for path in [*(VALUES.parents[1] / "dashboards").glob("*.json"), VALUES.parents[1] / "rules/alerts.yaml"]:
         used |= set(re.findall(r"\b(?:shoal|ray|haproxy)_\w+", path.read_text()))
