@@ -42,8 +42,8 @@ from workers.brain_messages import (
 from workers.channel.executor import ChannelExecutor
 from workers.engine.constraint import Matcher
 from workers.engine.engine import Engine
-from workers.engine.errors import UserError
-from workers.engine.plan import Executor, RankLost
+from workers.engine.errors import RankLost, UserError
+from workers.engine.plan import Executor
 from workers.engine.request import EngineRequest, FinishReason
 from workers.framing import FramedSocket
 from workers.grammar_thread import Compile, GrammarThread

@@ -12,7 +12,8 @@ from multiprocessing.process import BaseProcess
 import psutil
 
 from workers.channel.executor import ChannelExecutor
-from workers.engine.plan import RankLost, StepPlan, StepResult
+from workers.engine.errors import RankLost
+from workers.engine.plan import StepPlan, StepResult
 
 _LOOK_S = 1.0
 """With no result for so long, processes are looked at."""

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shoal import LLM, BeamSearchParams, SamplingParams
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 from workers.engine.request import ChoiceParams, EngineRequest
 
 SHAPE = Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny"

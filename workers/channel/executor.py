@@ -7,7 +7,8 @@ from collections import deque
 import msgspec
 
 from workers.channel.link import listen
-from workers.engine.plan import RankLost, StepPlan, StepResult
+from workers.engine.errors import RankLost
+from workers.engine.plan import StepPlan, StepResult
 
 
 class ChannelExecutor:

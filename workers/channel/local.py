@@ -16,7 +16,7 @@ import time
 
 from workers.channel.link import UNIX, BrainLost
 from workers.channel.ring import RingReader, RingWriter, new_counter, new_memory
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 
 RING_BYTES = (
     1 << 20

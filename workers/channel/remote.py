@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from workers.channel.link import BrainLost
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 
 _HELLO = b"hello"
 _HEARTBEAT_MS = 1000

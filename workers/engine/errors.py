@@ -9,6 +9,7 @@
     │   └── Forbidden        a valid key that is not for this
     ├── Overloaded           full at the moment; the same request may pass later
     │   └── RateLimited      full for this caller: a limit of its key is reached
+    ├── RankLost             a rank of a tensor-parallel group is gone: the whole group must end
     ├── ReplicaLost          the replica died or stalled; the request can go on elsewhere
     ├── ShuttingDown         this endpoint is being stopped; another one, or the next, may serve the same request
     └── OutOfBlocks          internal: fewer free blocks than asked for; nothing was taken
@@ -72,3 +73,7 @@ class ShuttingDown(ShoalError):
 
 class OutOfBlocks(ShoalError):
     """Fewer blocks are free than were asked for; nothing was taken."""
+
+
+class RankLost(ShoalError):
+    """A rank of the group is gone; the whole group must end."""

@@ -216,7 +216,3 @@ class Waitable(Protocol):
     def fileno(self) -> int:
         """Readable as long as ``ready`` is true (an eventfd, say); owned by the executor."""
         ...
-
-
-class RankLost(RuntimeError):
-    """A rank of the group is gone; the whole group must end."""

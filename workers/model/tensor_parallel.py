@@ -21,7 +21,7 @@ from kernels.all_reduce import (
 from kernels.few_rows import add_rms_norm_of_parts
 from kernels.rms_norm import add_rms_norm
 from kernels.vocab_shard import VocabShard, WholeVocab
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exchange
 
 _TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from workers.channel import ChannelExecutor
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 
 RANK = """
 import sys

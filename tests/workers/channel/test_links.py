@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from workers.channel.link import BrainLost, connect, listen, new_endpoint
-from workers.engine.plan import RankLost
+from workers.engine.errors import RankLost
 
 
 def test_every_rank_receives_what_the_brain_sends_in_order(make_group) -> None:

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from workers.channel import BrainLost, ChannelExecutor, serve_steps
-from workers.engine.plan import NewRow, RankLost, StepPlan, StepResult
+from workers.engine.errors import RankLost
+from workers.engine.plan import NewRow, StepPlan, StepResult
 from workers.engine.request import ChoiceParams
 from workers.scripted import ScriptedExecutor, scripted_token
 
