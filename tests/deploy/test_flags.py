@@ -88,7 +88,6 @@ def given_to_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Serve
         raise Stopped
 
     monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
-    monkeypatch.setattr(cli, "_stop_on_signals", lambda stopped: None)
     monkeypatch.setattr("signal.signal", lambda *args: None)
     monkeypatch.setattr(sys, "argv", ["shoal", "serve", *arguments])
     with pytest.raises(Stopped):

@@ -25,7 +25,7 @@ def make_logprobs(value: float) -> SampledLogprobs:
 
 def test_rows_that_waited_for_masks_stand_among_the_others() -> None:
     plan = StepPlan(3, [], [0, 1, 2], [5] * 3, [1] * 3, [True] * 3, [[]] * 3, deferred=[1])
-    late = DeferredRows([1], [], torch.zeros(1, 9), torch.tensor([8]), make_logprobs(-2.0))
+    late = DeferredRows([1], [], torch.zeros(1, 9), True, torch.tensor([8]), make_logprobs(-2.0))
     step = LaunchedStep(
         plan, Clock(), Clock(), torch.tensor([4, 0, 6]), make_logprobs(-1.0), [2], deferred=late
     )
