@@ -1,7 +1,8 @@
-"""What HAProxy answers where no HTTP process does has the API's form."""
+"""HAProxy before HTTP processes: its own answers have the API's form, and it tells them when a client leaves."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -22,21 +23,37 @@ defaults
     timeout connect 5s
     timeout client 5s
     timeout server 5s
+    option abortonclose
+    option splice-request
+    option splice-response
     errorfile 503 {folder}/500.http
 frontend http_frontend
     bind fd@{listening}
     use_backend hangs_up if {{ path /hangs-up }}
+    use_backend thinks if {{ path /thinks }}
     default_backend nobody
 backend nobody
     server nobody 127.0.0.1:{closed_port}
 backend hangs_up
     server hangs_up 127.0.0.1:{dying_port}
+backend thinks
+    server thinks 127.0.0.1:{thinking_port}
 """
+# Longer than what HAProxy reads at once.
+BODIES = {"short": b"x" * 100, "long": b"x" * 60_000}
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HAProxy with a configuration like Ray's, before a port where nobody listens and one that hangs up."""
+def thinking() -> Iterator[socket.socket]:
+    """Where a process listens that takes its time."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, thinking: socket.socket) -> Iterator[str]:
+    """HAProxy with a configuration like Ray's, before ``thinking``, a port that hangs up, and one with nobody."""
     folder = tmp_path_factory.mktemp("haproxy")
     path = folder / "haproxy.cfg"
     environment = {
@@ -52,7 +69,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         path.write_text(
             CONFIG.format(
                 folder=folder, listening=listening.fileno(), closed_port=closed.getsockname()[1],
-                dying_port=dying.getsockname()[1],
+                dying_port=dying.getsockname()[1], thinking_port=thinking.getsockname()[1],
             )
         )  # fmt: skip
         command = ["sh", str(SCRIPT), "-db", "-f", str(path)]
@@ -79,3 +96,25 @@ def test_an_answer_of_its_own_is_an_error_object(url: str, path: str, status: in
     error = answer.json()["error"]
     assert list(error) == ["message", "type", "param", "code"]
     assert error["code"] == "no_ingress"
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_a_process_hears_that_its_client_has_left(
+    url: str, thinking: socket.socket, body: bytes, is_in_one_piece: bool
+) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    head = f"POST /thinks HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head + (body if is_in_one_piece else b""))
+        connection, _ = thinking.accept()
+        connection.settimeout(4)  # less than HAProxy's own patience
+        received = connection.recv(65536)
+        if not is_in_one_piece:
+            client.sendall(body)
+        while not received.endswith(b"\r\n\r\n" + body):
+            received += connection.recv(65536)
+
+    # A reset is as good as an end.
+    with connection, contextlib.suppress(ConnectionResetError):
+        assert connection.recv(1) == b""
