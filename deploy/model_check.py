@@ -28,6 +28,8 @@ def check_model(settings: ServeSettings, files: ModelFiles, model: ModelConfig) 
     check_length(settings, files, model)
     check_ranks(files, model, settings.tensor_parallel_size)
     how = choose_quantization(model.quantization, settings.quantization)
+    if how is not None and how.is_online and how.group_size is not None:
+        _check_groups(model, how.group_size)
     _check_weights(settings, files, model, how)
     if settings.device_name == "cpu":
         _check_threads(settings)
@@ -97,6 +99,16 @@ def _check_weights(
         from workers.model.stored_shapes import check_shapes
 
         check_shapes(model, stored, files.path)
+
+
+def _check_groups(model: ModelConfig, size: int) -> None:
+    """Quantizing to int4 at load: weights whose width is no multiple would stay as they are."""
+    for name, width in (("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)):
+        if width % size:
+            raise InvalidRequest(
+                f"--quantization int4 takes widths that are multiples of {size}, {name} is {width}: take int8",
+                "quantization",
+            )
 
 
 def _check_threads(settings: ServeSettings) -> None:

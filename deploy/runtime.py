@@ -63,18 +63,22 @@ class Runtime:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of this cluster but the calling one and its ancestors."""
+        """All processes of this cluster but the calling one and its ancestors.
+
+        Their children too: some write their title over their environment.
+        """
         own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
-        found = []
+        found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter(["pid"]):
             if process.pid in own:
                 continue
             try:
                 if process.environ().get(RUNTIME_DIR_VARIABLE) == str(self.folder):
-                    found.append(process)
+                    found[process.pid] = process
+                    found |= {child.pid: child for child in process.children(recursive=True)}
             except (psutil.Error, OSError):
                 continue  # gone meanwhile, or not ours to look at
-        return found
+        return [process for pid, process in found.items() if pid not in own]
 
     def sweep(self, grace_s: float = 0.0) -> int:
         """End what is left of this cluster: SIGTERM where there is a grace, then SIGKILL.

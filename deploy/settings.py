@@ -210,7 +210,20 @@ class ServeSettings(BaseSettings):
                 f"--replicas {self.replicas} is not between --min-replicas {self.min_replicas} and --max-replicas "
                 f"{self.max_replicas}"
             )
+        if self.max_replicas is None and self.min_replicas != 1:
+            raise ValueError(
+                f"--min-replicas {self.min_replicas} needs --max-replicas: without it the number is fixed, --replicas"
+            )
         return self
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(
+                f"is {value!r}, spans are sent by HTTP: give http:// or https:// before host and port"
+            )
+        return value
 
     @model_validator(mode="after")
     def _determinism_is_possible(self) -> ServeSettings:

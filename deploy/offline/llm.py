@@ -46,6 +46,7 @@ from workers.engine.outputs import Load, TokenOutput
 from workers.engine.request import ChoiceParams, EngineRequest
 
 _log = logging.getLogger("shoal.offline")
+_MOST_PRIORITY = 2**31 - 1
 
 
 class LLM:
@@ -125,6 +126,12 @@ class LLM:
             raise InvalidRequest(
                 f"{len(priorities)} priorities for {len(listed)} prompts: give one for each", "priority"
             )
+        for one_priority in priorities:
+            if type(one_priority) is not int or abs(one_priority) > _MOST_PRIORITY:
+                raise InvalidRequest(
+                    f"a priority is {one_priority!r}, it must be an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}",
+                    "priority",
+                )
         outputs = [self._writer.prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
         try:
             for output, one, rank in zip(outputs, params, priorities, strict=True):

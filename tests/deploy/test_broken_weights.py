@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from deploy.offline.beam_search import BeamSearchParams
 from deploy.offline.llm import LLM
 from deploy.offline.sampling_params import SamplingParams
-from workers.engine.errors import ShoalError
+from workers.engine.errors import InvalidRequest, ShoalError, UserError
 
 BROKEN = 7
 """The only token whose embedding is no number."""
@@ -62,3 +63,40 @@ def test_a_request_without_finite_logits_ends_with_an_error(llm: LLM, kind: str)
 
     llm._engine.check()
     assert len(generate(llm, 1, 2, 3, temperature=0)) == 4
+
+
+def test_a_request_that_leaves_no_token_allowed_ends_by_itself(llm: LLM) -> None:
+    none_left = SamplingParams(
+        max_tokens=4, min_tokens=2, allowed_token_ids=[5], stop_token_ids=[5], detokenize=False
+    )
+    free = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
+
+    bad, good = llm.generate([[1, 2], [1, 2, 3]], [none_left, free], use_tqdm=False)
+
+    assert (bad.outputs[0].finish_reason, bad.outputs[0].token_ids) == ("error", [])
+    assert good.outputs[0].token_ids == generate(llm, 1, 2, 3, temperature=0)
+
+
+@pytest.mark.parametrize("wrong", ["a", 0.5, math.nan, True, 2**40])
+def test_a_priority_is_an_integer(llm: LLM, wrong: object) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        llm.generate([[1, 2]] * 2, use_tqdm=False, priority=[0, wrong])
+
+    assert len(generate(llm, 1, 2, 3, temperature=0)) == 4
+
+
+def test_tensors_without_a_place_are_refused_by_name(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=80, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    settings = {"skip_tokenizer_init": True, "cpu_threads": 1, "kv_cache_gib": 0.01}
+
+    with pytest.raises(InvalidRequest, match="int4 takes widths that are multiples of 32, hidden_size is 80"):
+        LLM(str(tmp_path), quantization="int4", **settings)
+    config.num_hidden_layers = 1
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"no place, such as model\.layers\.1\."):
+        LLM(str(tmp_path), **settings)

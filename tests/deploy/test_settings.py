@@ -59,4 +59,11 @@ def test_the_first_number_of_replicas_lies_between_least_and_most() -> None:
 
     assert bounds is not None
     assert (bounds.min_replicas, bounds.initial_replicas, bounds.max_replicas) == (0, 2, 5)
-    assert make_settings(min_replicas=0).scale_bounds is None  # nothing scales without --max-replicas
+    with pytest.raises(InvalidRequest, match="--min-replicas 0 needs --max-replicas"):
+        make_settings(min_replicas=0)
+
+
+def test_spans_go_to_a_url() -> None:
+    assert make_settings(otlp_endpoint="http://otel:4318").otlp_endpoint == "http://otel:4318"
+    with pytest.raises(InvalidRequest, match=r"'otel:4318'.*http://"):
+        make_settings(otlp_endpoint="otel:4318")

@@ -36,6 +36,7 @@ def merged(changes: dict[str, Any]) -> dict[str, Any]:
         ({"ray": {"workerGroups": {"a": {}}}}, "workerGroups"),
         ({"ray": {"workerGroups": [{"name": "A"}]}}, "name"),
         ({"ray": {"workerGroups": [{"name": "a", "resources": {"requests": {"cpu": "two"}}}]}}, "cpu"),
+        ({"ray": {"workerGroups": [{"name": "a", "resources": {"requests": {"cpu": -2}}}]}}, "cpu"),
         ({"ray": {"workerGroups": [{"name": "a", "extraEnv": [{"name": "X", "value": 1}]}]}}, "value"),
         ({"pdb": {"minAvailable": "50%"}}, "minAvailable"),
         ({"service": {"type": "ExternalName"}}, "type"),

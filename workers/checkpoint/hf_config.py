@@ -121,12 +121,22 @@ def _activation(config: JsonObject, folder: Path) -> str:
     return _ACTIVATIONS[str(name)]
 
 
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
 def _layer_types(config: JsonObject, family: str) -> list[str]:
     """By layer "sliding_attention" or "full_attention"."""
+    num_layers = integer(config, "num_hidden_layers")
     given = config.get("layer_types")
     if isinstance(given, list) and given:
+        unknown = sorted({str(kind) for kind in given} - set(_LAYER_TYPES))
+        if unknown or len(given) != num_layers:
+            found = ", ".join(unknown) or f"{len(given)} entries for {num_layers} layers"
+            raise UserError(
+                f"layer_types of config.json has {found}: it must give each layer one of {', '.join(_LAYER_TYPES)}",
+                "model",
+            )
         return [str(kind) for kind in given]
-    num_layers = integer(config, "num_hidden_layers")
     if family in _GEMMA_PATTERN:
         pattern = integer(config, "sliding_window_pattern", _GEMMA_PATTERN[family])
         return [

@@ -369,6 +369,19 @@ def _replayed(request: EngineRequest, matcher: Matcher | None) -> Constraint:
 
 
 def _broken(request: RequestState) -> TokenOutput:
+    """No token could be sampled."""
+    wishes = request.request.params.restrictions
+    if wishes:
+        return TokenOutput(
+            request.request_id,
+            [],
+            FinishReason.ERROR,
+            num_preemptions=request.num_preemptions,
+            error=f"{' and '.join(wishes)} left no token that may come next: allow one more; should the same prompt "
+            "fail without them, the model's weights hold NaN or infinity",
+            error_param=wishes[0],
+            is_user_error=True,
+        )
     return TokenOutput(
         request.request_id,
         [],

@@ -96,6 +96,18 @@ class ChoiceParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def restrictions(self) -> list[str]:
+        """Names of the fields that may forbid tokens."""
+        fields = {
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_words": self.bad_words,
+            "logit_bias": self.logit_bias,
+            "min_tokens": self.min_tokens,
+            "structured_outputs": self.grammar,
+        }
+        return [name for name, value in fields.items() if value]
+
+    @property
     def has_constraint(self) -> bool:
         """True if the brain has to look at its tokens to say which may come next."""
         return bool(self.grammar) or (self.thinking_budget is not None and bool(self.thinking_end))

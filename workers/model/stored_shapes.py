@@ -22,22 +22,36 @@ _DTYPES = {
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """By the format's names."""
+_NOT_READ = ("inv_freq", "k_scale", "v_scale")
+"""Numbers that follow from the config, and scales of an 8-bit KV cache."""
 
 
 def check_shapes(config: ModelConfig, stored: Mapping[str, StoredTensor], folder: Path) -> None:
     """Do what loading full weights does, but without their numbers.
 
     Raises:
-        UserError: a tensor is missing, or has another shape or type than the config says; it is named.
+        UserError: a tensor is missing, has another shape or type than the config says, or belongs to a layer and
+            would not be read; it is named.
     """
     nowhere = torch.device("meta")
     shard = make_shard(config, 0, 1)
-    loader = ShardLoader(config, shard, 0, 1, _Headers(stored, folder), None, nowhere, torch.float32)
+    headers = _Headers(stored, folder)
+    loader = ShardLoader(config, shard, 0, 1, headers, None, nowhere, torch.float32)
     embedding = loader.embedding()
     for index in range(config.num_layers):
         loader.layer(index)
     loader.norm("model.norm.weight", config.hidden_size)
     loader.head(embedding)
+    leftover = sorted(
+        name for name in stored if name.startswith("model.layers.") and not name.endswith(_NOT_READ)
+    )
+    leftover = [name for name in leftover if name not in headers.names]
+    if leftover:
+        raise UserError(
+            f"{folder} has {len(leftover)} tensors for which the model of its config.json has no place, such as "
+            f"{leftover[0]}: its text would be another model's; mend config.json, or merge what was added",
+            "model",
+        )
 
 
 class _Headers:
@@ -46,10 +60,13 @@ class _Headers:
     def __init__(self, stored: Mapping[str, StoredTensor], folder: Path) -> None:
         self._stored = stored
         self._folder = folder
+        self.names: set[str] = set()
+        """Of all that was read."""
 
     def read(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
         if name not in self._stored:
             raise UserError(f"{self._folder} has no tensor {name}", "model")
+        self.names.add(name)
         stored = self._stored[name]
         if stored.dtype not in _DTYPES:
             raise UserError(

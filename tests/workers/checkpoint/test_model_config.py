@@ -127,7 +127,14 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
             },
             "num_experts_per_tok = 9 of 4 experts",
         ),
-        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "layer_types": ["x"]}, "layers, but"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "layer_types": ["x"]},
+            "layer_types.* has x:",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "layer_types": ["full_attention"]},
+            "1 entries for",
+        ),
         ({"hidden_size": None}, "hidden_size = None"),
         ({"num_hidden_layers": -2}, "num_hidden_layers = -2"),
         ({"hidden_act": "gelu"}, "gelu"),
