@@ -25,6 +25,11 @@ def check_model(settings: ServeSettings, files: ModelFiles, model: ModelConfig) 
     Raises:
         UserError: what does not fit, with the setting, its value and what is possible.
     """
+    if settings.preemption_mode == "swap" and not settings.swap_space_bytes:
+        raise InvalidRequest(
+            "--preemption-mode is swap and there is no memory to swap to: give --swap-space (GiB)",
+            "preemption_mode",
+        )
     check_length(settings, files, model)
     check_ranks(files, model, settings.tensor_parallel_size)
     how = choose_quantization(model.quantization, settings.quantization)

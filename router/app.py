@@ -130,8 +130,8 @@ def build_app(
         return Response(told, media_type="application/json")
 
     @app.get("/v1/models")
-    async def list_models() -> Response:
-        return errors.json_response(model_list(ingress, started))
+    async def list_models(request: Request) -> Response:
+        return errors.json_response(model_list(ingress, request.state.tenant, started))
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:

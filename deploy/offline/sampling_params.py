@@ -75,6 +75,10 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
         for token_id, bias in (self.logit_bias or {}).items():
+            if type(token_id) is not int:
+                raise InvalidRequest(
+                    f"logit_bias has the key {token_id!r}, keys are token ids: give {{5: -1.0}}", "logit_bias"
+                )
             if not bias < math.inf:  # also for NaN
                 raise InvalidRequest(
                     f"logit_bias of token {token_id} is {bias}, it must be a number", "logit_bias"

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from router.ingress import Ingress, ServedModel
+from router.tenancy.keys import Tenant
 
 
-def model_list(ingress: Ingress, created: int) -> dict[str, Any]:
-    """All models, under each of their names."""
+def model_list(ingress: Ingress, tenant: Tenant, created: int) -> dict[str, Any]:
+    """All models that ``tenant`` may use, under each of their names."""
     data = [
-        model_object(model, name, created) for model in ingress.models for name in model.config.served_names
+        model_object(model, name, created)
+        for model in ingress.models
+        if any(map(tenant.may_use, model.config.served_names))
+        for name in model.config.served_names
     ]
     return {"object": "list", "data": data}
 

@@ -77,6 +77,17 @@ def test_a_request_that_leaves_no_token_allowed_ends_by_itself(llm: LLM) -> None
     assert good.outputs[0].token_ids == generate(llm, 1, 2, 3, temperature=0)
 
 
+def test_biases_are_of_token_ids() -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias has the key '5'"):
+        SamplingParams(logit_bias={"5": 1.0})  # type: ignore[dict-item]
+
+
+def test_swapping_needs_memory_to_swap_to() -> None:
+    shape = Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny"
+    with pytest.raises(InvalidRequest, match="give --swap-space"):
+        LLM(str(shape), load_format="dummy", preemption_mode="swap", swap_space=0, skip_tokenizer_init=True)
+
+
 @pytest.mark.parametrize("wrong", ["a", 0.5, math.nan, True, 2**40])
 def test_a_priority_is_an_integer(llm: LLM, wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="priority"):

@@ -52,6 +52,13 @@ async def test_a_key_for_another_model_is_refused(edge: Any) -> None:
 
     assert refused.status_code == 403
     assert refused.json()["error"]["param"] == "model"
+    listed = {
+        name: [
+            model["id"] for model in (await edge.client.get("/v1/models", headers=key(name))).json()["data"]
+        ]
+        for name in ("vip", "other-model")
+    }
+    assert listed == {"vip": ["tiny", "alias"], "other-model": []}
 
 
 async def test_priority_and_salt_reach_the_replica(edge: Any) -> None:
