@@ -124,6 +124,8 @@ class Choice:
                 self.end(FinishReason.LENGTH, deltas)
             return not output.finish_reason
         token_ids = output.token_ids
+        if token_ids:
+            self.course.last_s = asyncio.get_running_loop().time()
         logprobs = output.logprobs
         stop_token_id = output.stop_token_id if output.HasField("stop_token_id") else None
         last = len(token_ids) - 1

@@ -101,3 +101,24 @@ async def test_a_migration_is_told_with_its_reason(make_edge) -> None:
     assert [one["replica"] for one in choice["placements"]] == [first.replica_id, other.replica_id]
     assert choice["placements"][0]["lost"] is not None
     assert choice["placements"][1]["lost"] is None
+
+
+async def test_a_request_that_still_runs_tells_how_long_it_has_decoded(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    (replica,) = edge.replicas
+    answer = asyncio.create_task(ask(edge, {"x-request-id": "mine"}, max_tokens=3))
+    await replica.until(lambda: bool(replica.submits))
+
+    async def decoded_s() -> float:
+        told = (await edge.client.get("/v1/shoal/requests/mine")).json()
+        return told["choices"][0]["decode_s"]
+
+    for _ in range(2):
+        replica.step()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while await decoded_s() == 0:
+            await asyncio.sleep(0.01)
+
+    replica.step()
+    await answer
