@@ -88,6 +88,23 @@ def test_nibbles_are_operands_as_they_are(
     assert len(re.findall(r"and\.b16\s+\S+, \S+, 15", ptx)) == 0
 
 
+def codes_of(is_4bit: bool, has_table: bool) -> dict[str, int | bool]:
+    """Constants of a weight of such codes in groups of 128."""
+    return {
+        "NUM_OUT": OUT,
+        "WIDTH": WIDTH,
+        "ROW_BYTES": WIDTH // (2 if is_4bit else 1),
+        "GROUP": 128,
+        "IS_4BIT": is_4bit,
+        "MIDDLE": 0 if has_table else 8,
+        "HAS_SCALES": not has_table,
+        "HAS_ZEROS": not has_table,
+        "HAS_OFFSETS": False,
+        "HAS_TABLE": has_table,
+        "TABLE_ROW": 16 if has_table else 0,
+    }
+
+
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("num_tokens", [1, 64, 128])
 @pytest.mark.parametrize(("is_4bit", "has_table"), [(True, False), (True, True), (False, False)])
@@ -104,17 +121,7 @@ def test_codes_of_all_kinds_keep_their_registers(
         | {"out_ptr": "*fp32", "zeros_ptr": "*u8" if is_4bit else "*i16"},
         cut(tiles, num_steps)
         | {
-            "NUM_OUT": OUT,
-            "WIDTH": WIDTH,
-            "ROW_BYTES": WIDTH // (2 if is_4bit else 1),
-            "GROUP": 128,
-            "IS_4BIT": is_4bit,
-            "MIDDLE": 0 if has_table else 8,
-            "HAS_SCALES": not has_table,
-            "HAS_ZEROS": not has_table,
-            "HAS_OFFSETS": False,
-            "HAS_TABLE": has_table,
-            "TABLE_ROW": 16 if has_table else 0,
+            **codes_of(is_4bit, has_table),
             "HAS_BIAS": False,
             "NUM_STEPS": num_steps,
             "UNROLL": tiles.step,
@@ -140,17 +147,7 @@ def test_codes_become_plain_numbers_of_any_dtype(
         | dict.fromkeys(("table_ptr", "out_ptr"), f"*{dtype}")
         | {"zeros_ptr": "*u8" if is_4bit else "*i16"},
         {
-            "NUM_OUT": OUT,
-            "WIDTH": WIDTH,
-            "ROW_BYTES": WIDTH // (2 if is_4bit else 1),
-            "GROUP": 128,
-            "IS_4BIT": is_4bit,
-            "MIDDLE": 0 if has_table else 8,
-            "HAS_SCALES": not has_table,
-            "HAS_ZEROS": not has_table,
-            "HAS_OFFSETS": False,
-            "HAS_TABLE": has_table,
-            "TABLE_ROW": 16 if has_table else 0,
+            **codes_of(is_4bit, has_table),
             "ROWS": coded_linear._UNPACK_BYTES // 128,
             "PDL": True,
         },

@@ -168,7 +168,7 @@ class Engine:
             if request.constraint is not None and not request.stops_at(token_id):
                 request.constraint.accept(token_id)
                 if request.constraint.error is not None:
-                    outputs.append(_failure(request, request.constraint.error))
+                    outputs.append(_failure(request, request.constraint.error, "grammar"))
                     self._dismiss(request)
                     continue
                 finish_reason = _finish_reason(request, token_id)
@@ -372,33 +372,28 @@ def _broken(request: RequestState) -> TokenOutput:
     """No token could be sampled."""
     wishes = request.request.params.restrictions
     if wishes:
-        return TokenOutput(
-            request.request_id,
-            [],
-            FinishReason.ERROR,
-            num_preemptions=request.num_preemptions,
-            error=f"{' and '.join(wishes)} left no token that may come next: allow one more; should the same prompt "
-            "fail without them, the model's weights hold NaN or infinity",
-            error_param=wishes[0],
-            is_user_error=True,
+        return _failure(
+            request,
+            f"{' and '.join(wishes)} left no token that may come next: allow one more; should the same prompt fail "
+            "without them, the model's weights hold NaN or infinity",
+            wishes[0],
         )
-    return TokenOutput(
-        request.request_id,
-        [],
-        FinishReason.ERROR,
-        num_preemptions=request.num_preemptions,
-        error="the model's logits are no finite numbers: its weights hold NaN or infinity, or its activations go "
-        "beyond the numbers of --dtype; check the checkpoint, or try another --dtype",
+    return _failure(
+        request,
+        "the model's logits are no finite numbers: its weights hold NaN or infinity, or its activations go beyond the "
+        "numbers of --dtype; check the checkpoint, or try another --dtype",
+        None,
     )
 
 
-def _failure(request: RequestState, message: str) -> TokenOutput:
+def _failure(request: RequestState, message: str, param: str | None) -> TokenOutput:
+    """The end of a request by its caller's mistake, with the field at fault, or by ours."""
     return TokenOutput(
         request.request_id,
         [],
         FinishReason.ERROR,
         num_preemptions=request.num_preemptions,
         error=message,
-        error_param="grammar",
-        is_user_error=True,
+        error_param=param,
+        is_user_error=param is not None,
     )
