@@ -108,10 +108,10 @@ def _check_weights(
 
 def _check_groups(model: ModelConfig, size: int) -> None:
     """Quantizing to int4 at load: weights whose width is no multiple would stay as they are."""
-    for name, width in (("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)):
+    for key, width in model.input_widths.items():
         if width % size:
             raise InvalidRequest(
-                f"--quantization int4 takes widths that are multiples of {size}, {name} is {width}: take int8",
+                f"--quantization int4 takes widths that are multiples of {size}, {key} is {width}: take int8",
                 "quantization",
             )
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deploy.console import console
+from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
 
 
@@ -23,31 +24,28 @@ def quantize(
     """Write a quantized copy of MODEL that `shoal serve` and other engines load."""
     from rich.progress import Progress
 
+    from deploy.quantize.check import check_method, check_output
     from deploy.quantize.folder import Job, quantize_folder
     from deploy.settings import make_settings
     from workers.checkpoint.source import resolve_model
 
+    check_method(method)
+    check_output(output)
     files = resolve_model(model, make_settings(model=model).source)
-    if not files.path.is_dir():
-        raise InvalidRequest(
-            f"{files.path} is no Hugging Face folder; GGUF files are quantized already", "model"
-        )
-    if output.exists() and any(output.iterdir()):
-        raise InvalidRequest(f"{output} exists and is not empty: name another folder", "output")
-    token_ids: list[int] = []
-    if calibration is not None:
-        from tokenizers import Tokenizer
-
-        try:
-            text = calibration.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                f"--calibration {calibration} cannot be read: {error}", "calibration"
-            ) from error
-        tokenizer = Tokenizer.from_file(str(files.path / "tokenizer.json"))
-        token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:max_tokens]
+    token_ids = [] if calibration is None else _token_ids(files, calibration)[:max_tokens]
     with Progress(console=console) as bar:
         task = bar.add_task(f"{files.name} to {method}", total=1.0)
-        job = Job(files.path, output, method, token_ids)
+        job = Job(files, output, method, token_ids)
         quantize_folder(job, lambda share: bar.update(task, completed=share))
     console.print(f"Wrote {output}; serve it with: shoal serve {output}")
+
+
+def _token_ids(files: ModelFiles, calibration: Path) -> list[int]:
+    from router.text.tokenizer import Tokenizer
+    from workers.checkpoint.vocabulary import load_vocabulary
+
+    try:
+        text = calibration.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--calibration {calibration} cannot be read: {error}", "calibration") from error
+    return Tokenizer(load_vocabulary(files)).encode(text, add_special_tokens=False)

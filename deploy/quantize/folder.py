@@ -13,17 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deploy.quantize.calibration import InputStatistics, record_inputs
+from deploy.quantize.check import CHUNK_TOKENS, check_calibration, check_method, check_model, check_output
 from deploy.quantize.layouts import awq_tensors, fp8_tensors, gptq_tensors, quantization_config
 from deploy.quantize.rounding import best_awq_scale, group_of, round_gptq
 from kernels.codes import quantize_to_codes
+from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
 
-METHODS = ("fp8", "awq", "gptq")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose layers have the names and the norms that AWQ's scales are folded into."""
-_CHUNK_TOKENS = 512
-_WIDTH_MULTIPLE = 32
-"""Of rows and columns: the layouts pack eight codes a word, and smaller groups would cost more than they save."""
 _STATISTICS_BYTES = 1 << 30
 _LINEARS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -40,7 +36,8 @@ _BEFORE = ("input_layernorm", "self_attn.v_proj", "post_attention_layernorm", "m
 class Job:
     """What to quantize, how, and where to."""
 
-    source: Path
+    source: ModelFiles
+    """A Hugging Face folder."""
     target: Path
     method: str
     token_ids: list[int]
@@ -51,16 +48,23 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
     """Write ``job.target``; ``progress`` gets shares from 0 to 1.
 
     Raises:
-        InvalidRequest: a family or method that this does not know, or too little calibration text.
+        UserError: a model, method, text or folder that this cannot do; nothing was written.
     """
     from transformers import AutoModelForCausalLM
 
-    config = json.loads((job.source / "config.json").read_text(encoding="utf-8"))
-    _check(job, config)
-    model = AutoModelForCausalLM.from_pretrained(job.source, dtype=torch.float32).eval()
+    check_method(job.method)
+    check_output(job.target)
+    shape = check_model(job.source, job.method)
+    check_calibration(job.method, job.token_ids, shape.vocab_size)
+    config = json.loads((job.source.path / "config.json").read_text(encoding="utf-8"))
+    try:
+        job.target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"--output {job.target} cannot be made: {error.strerror}", "output") from error
+    model = AutoModelForCausalLM.from_pretrained(job.source.path, dtype=torch.float32).eval()
     chunks = [
-        torch.tensor([job.token_ids[start : start + _CHUNK_TOKENS]])
-        for start in range(0, len(job.token_ids), _CHUNK_TOKENS)
+        torch.tensor([job.token_ids[start : start + CHUNK_TOKENS]])
+        for start in range(0, len(job.token_ids), CHUNK_TOKENS)
     ]
     tensors: dict[str, Tensor] = {}
     layers = list(model.model.layers)
@@ -91,39 +95,6 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
                     tensors[prefix + "bias"] = linear.bias.detach()
         progress((index + 1) / len(layers))
     _write(job, config, model, tensors, group)
-
-
-def _check(job: Job, config: dict[str, object]) -> None:
-    if job.method not in METHODS:
-        raise InvalidRequest(f"method {job.method!r} is unknown; {', '.join(METHODS)} are", "method")
-    if config.get("model_type") not in FAMILIES:
-        raise InvalidRequest(
-            f"{job.source} is a {config.get('model_type')}; quantize knows {', '.join(FAMILIES)}", "model"
-        )
-    if config.get("quantization_config"):
-        raise InvalidRequest(f"{job.source} is quantized already", "model")
-    if job.method == "fp8":
-        return
-    for name in ("hidden_size", "intermediate_size"):
-        width = config.get(name)
-        if isinstance(width, int) and width % _WIDTH_MULTIPLE:
-            raise InvalidRequest(
-                f"{job.source} has {name} {width}, codes of 4 bits need multiples of {_WIDTH_MULTIPLE}: "
-                "use --method fp8",
-                "method",
-            )
-    if not job.token_ids:
-        raise InvalidRequest(
-            f"--method {job.method} needs --calibration FILE, a text of {_CHUNK_TOKENS} tokens or more like those that "
-            "will be served; --method fp8 needs none",
-            "calibration",
-        )
-    if len(job.token_ids) < _CHUNK_TOKENS:
-        raise InvalidRequest(
-            f"{job.method} needs a calibration text of {_CHUNK_TOKENS} tokens or more, "
-            f"this one has {len(job.token_ids)}",
-            "calibration",
-        )
 
 
 def _fold_scale(before: nn.Module, weights: list[Tensor], seen: InputStatistics) -> None:
@@ -163,7 +134,6 @@ def _encode(method: str, weight: Tensor, seen: InputStatistics | None, group: in
 def _write(
     job: Job, config: dict[str, object], model: nn.Module, tensors: dict[str, Tensor], group: int
 ) -> None:
-    job.target.mkdir(parents=True, exist_ok=True)
     stems = {name.rpartition(".")[0] for name in tensors}
     is_tied = bool(config.get("tie_word_embeddings"))
     for name, value in model.state_dict().items():
@@ -175,7 +145,7 @@ def _write(
     if "dtype" not in quantized:
         quantized.setdefault("torch_dtype", "bfloat16")
     (job.target / "config.json").write_text(json.dumps(quantized, indent=2), encoding="utf-8")
-    for path in job.source.iterdir():
+    for path in job.source.path.iterdir():
         if path.suffix in (".json", ".jinja", ".model") and path.name not in (
             "config.json",
             "model.safetensors.index.json",

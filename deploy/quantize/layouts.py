@@ -9,6 +9,8 @@ from kernels.codes import Codes
 from kernels.scaled_rows import FLOAT8, quantize_rows_ref
 from workers.model.quantized.bit_packing import pack_bits
 
+METHODS = ("fp8", "awq", "gptq")
+"""What can be written."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight columns comes first in a word, and so on."""
 

@@ -209,6 +209,49 @@ def test_full_weights_that_are_called_quantized_are_refused(
         check(folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"hidden_size": 80}, "hidden_size is 80"),
+        ({"intermediate_size": 100}, "intermediate_size is 100"),
+        ({"head_dim": 6}, r"num_attention_heads \* head_dim is 36"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "intermediate_size": 100},
+            "intermediate_size is 100",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "moe_intermediate_size": 48},
+            "moe_intermediate_size is 48",
+        ),
+        (
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "num_experts": 8,
+                "moe_intermediate_size": 32,
+                "intermediate_size": 100,
+                "mlp_only_layers": [0],
+            },
+            "intermediate_size is 100",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_width_that_4_bit_codes_do_not_divide_is_named_wherever_it_is(
+    folder: Path, fields: dict[str, object], says: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
+
+    with pytest.raises(UserError, match=f"int4 takes widths that are multiples of 32, {says}: take int8"):
+        check(folder, quantization="int4", load_format="dummy")
+
+
+def test_widths_of_layers_that_a_model_does_not_have_do_not_matter(folder: Path) -> None:
+    fields = {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 32, "intermediate_size": 100}
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
+
+    check(folder, quantization="int4", load_format="dummy")
+
+
 def test_the_advice_for_swap_space_is_enough(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         check(folder, swap_space=1e9)

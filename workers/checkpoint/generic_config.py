@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from workers.checkpoint.config_values import integer, token_ids
+from workers.checkpoint.config_values import Values, flag, integer, stored_dtype, token_id, token_ids
 from workers.checkpoint.model_shape import ModelConfig
 from workers.checkpoint.quantization import quantization_of
 
@@ -21,15 +19,13 @@ _NAMES = {
 _ENDINGS = ("ForCausalLM", "LMHeadModel")
 """Of class names of decoder-only models."""
 
-JsonObject = Mapping[str, object]
-
 
 def is_decoder(name: object) -> bool:
     """True for the class name of a model that writes text and reads nothing but text."""
     return isinstance(name, str) and name.endswith(_ENDINGS)
 
 
-def generic_config(config: JsonObject, generation: JsonObject, where: str) -> ModelConfig:
+def generic_config(config: Values, generation: Values, where: str) -> ModelConfig:
     """Read what blocks, batches and memory plans need to know; layers may turn out otherwise when they are loaded.
 
     Raises:
@@ -41,7 +37,6 @@ def generic_config(config: JsonObject, generation: JsonObject, where: str) -> Mo
         return integer({_NAMES[key][0]: given}, _NAMES[key][0], default)
 
     hidden_size, num_heads = size("hidden_size"), size("num_heads")
-    bos = config.get("bos_token_id")
     return ModelConfig(
         architecture=ARCHITECTURE,
         hidden_size=hidden_size,
@@ -52,9 +47,9 @@ def generic_config(config: JsonObject, generation: JsonObject, where: str) -> Mo
         head_dim=integer(config, "head_dim", hidden_size // num_heads),
         vocab_size=integer(config, "vocab_size"),
         max_position_embeddings=size("positions", 2048),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
-        eos_token_ids=token_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-        bos_token_id=bos if isinstance(bos, int) else None,
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        tie_word_embeddings=flag(config, "tie_word_embeddings", True),
+        eos_token_ids=token_ids(generation if "eos_token_id" in generation else config, "eos_token_id"),
+        bos_token_id=token_id(config, "bos_token_id"),
+        dtype=stored_dtype(config),
         quantization=quantization_of(config, where),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.checkpoint.config_values import integer, number, token_ids
+from workers.checkpoint.config_values import integer, number, token_id, token_ids
 from workers.checkpoint.gguf_file import GgufFile, MetadataValue
 from workers.checkpoint.model_shape import ModelConfig, RopeScaling
 from workers.checkpoint.quantization import Quantization
@@ -46,9 +46,10 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     scaling = None
     if values.get("rope.scaling.type", "none") != "none":
         if values["rope.scaling.type"] != "linear":
-            raise UserError(f"{file.path}: RoPE scaling {values['rope.scaling.type']!r} is not supported")
-        scaling = RopeScaling("linear", number(values, "rope.scaling.factor", 1.0))
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
+            raise UserError(
+                f"{file.path}: RoPE scaling {values['rope.scaling.type']!r} is not supported; none and linear are"
+            )
+        scaling = RopeScaling("linear", number(values, "rope.scaling.factor"))
     is_gemma = family in _GEMMA_PATTERN
     is_local = [(layer + 1) % _GEMMA_PATTERN.get(family, 1) != 0 for layer in range(num_layers)]
     window = integer(values, "attention.sliding_window", 4096) if is_gemma else 0
@@ -70,7 +71,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         has_qkv_bias="blk.0.attn_q.bias" in file.shapes,
         has_qk_norm="blk.0.attn_q_norm.weight" in file.shapes,
         eos_token_ids=_eos(metadata),
-        bos_token_id=bos if isinstance(bos, int) else None,
+        bos_token_id=token_id(metadata, "tokenizer.ggml.bos_token_id"),
         dtype="float32",
         quantization=Quantization("gguf"),
         activation="gelu_tanh" if is_gemma else "silu",
@@ -89,8 +90,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 def _eos(metadata: Mapping[str, MetadataValue]) -> tuple[int, ...]:
     """End of sequence, and end of turn where a chat model has its own."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    found = [metadata[key] for key in keys if key in metadata]
-    return token_ids(list(dict.fromkeys(found)))
+    return tuple(dict.fromkeys(found for key in keys for found in token_ids(metadata, key)))
 
 
 def _rounded(value: float) -> float:

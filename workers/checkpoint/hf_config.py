@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from workers.checkpoint.config_values import integer, number, token_ids
+from workers.checkpoint.config_values import (
+    Values,
+    entries,
+    flag,
+    integer,
+    number,
+    stored_dtype,
+    token_id,
+    token_ids,
+)
 from workers.checkpoint.generic_config import generic_config, is_decoder
-from workers.checkpoint.model_shape import Experts, ModelConfig, RopeScaling
+from workers.checkpoint.model_shape import Experts, ModelConfig
 from workers.checkpoint.quantization import quantization_of
+from workers.checkpoint.rope_config import local_theta, rope_of, rotary_dim
 from workers.engine.errors import UserError
 
 FAMILIES = {
@@ -35,8 +43,6 @@ _SERVED = (
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA_PATTERN = {"gemma2": 2, "gemma3": 6}
 """One layer in so many attends to everything."""
-
-JsonObject = Mapping[str, object]
 
 
 def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig:
@@ -72,10 +78,15 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
     family = FAMILIES[str(name)]
     num_heads = integer(config, "num_attention_heads")
     hidden_size = integer(config, "hidden_size")
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise UserError(
+            f"the model's config has hidden_size = {hidden_size} and num_attention_heads = {num_heads}: without "
+            "head_dim the first must be a multiple of the second",
+            "model",
+        )
     head_dim = integer(config, "head_dim", hidden_size // num_heads)
-    theta, scaling = _rope(config, folder)
-    bos = config.get("bos_token_id")
-    has_bias = bool(config.get("attention_bias"))
+    theta, scaling = rope_of(config)
+    has_bias = flag(config, "attention_bias")
     is_gemma = family in _GEMMA_PATTERN
     return ModelConfig(
         architecture=family,
@@ -90,20 +101,20 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
         rope_theta=theta,
         rope_scaling=scaling,
         max_position_embeddings=integer(config, "max_position_embeddings", 2048),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", is_gemma)),
+        tie_word_embeddings=flag(config, "tie_word_embeddings", is_gemma),
         has_qkv_bias=family == "qwen2" or has_bias,
         has_out_bias=has_bias,
-        has_mlp_bias=bool(config.get("mlp_bias")),
+        has_mlp_bias=flag(config, "mlp_bias"),
         has_qk_norm=family in ("qwen3", "qwen3_moe", "gemma3"),
-        eos_token_ids=token_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-        bos_token_id=bos if isinstance(bos, int) else None,
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        eos_token_ids=token_ids(generation if "eos_token_id" in generation else config, "eos_token_id"),
+        bos_token_id=token_id(config, "bos_token_id"),
+        dtype=stored_dtype(config),
         quantization=quantization_of(config, str(folder)),
         activation=_activation(config, folder),
         windows=_windows(config, family),
         rope_kinds=_rope_kinds(config, family),
-        local_rope_theta=_local_theta(config),
-        rotary_dim=_rotary_dim(config, head_dim),
+        local_rope_theta=local_theta(config),
+        rotary_dim=rotary_dim(config, head_dim),
         query_scale=integer(config, "query_pre_attn_scalar", 256) ** -0.5 if is_gemma else None,
         attention_soft_cap=number(config, "attn_logit_softcapping", 0.0),
         logit_soft_cap=number(config, "final_logit_softcapping", 0.0),
@@ -114,21 +125,20 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
     )
 
 
-def _activation(config: JsonObject, folder: Path) -> str:
+def _activation(config: Values, folder: Path) -> str:
     name = config.get("hidden_act") or config.get("hidden_activation") or "silu"
-    if name not in _ACTIVATIONS:
-        raise UserError(f"{folder} uses activation {name!r}; Shoal has {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[str(name)]
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise UserError(f"{folder} uses activation {name!r}; Shoal has {', '.join(_ACTIVATIONS)}", "model")
+    return _ACTIVATIONS[name]
 
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def _layer_types(config: JsonObject, family: str) -> list[str]:
+def _layer_types(config: Values, family: str) -> list[str]:
     """By layer "sliding_attention" or "full_attention"."""
     num_layers = integer(config, "num_hidden_layers")
-    given = config.get("layer_types")
-    if isinstance(given, list) and given:
+    if given := entries(config, "layer_types"):
         unknown = sorted({str(kind) for kind in given} - set(_LAYER_TYPES))
         if unknown or len(given) != num_layers:
             found = ", ".join(unknown) or f"{len(given)} entries for {num_layers} layers"
@@ -150,8 +160,8 @@ def _layer_types(config: JsonObject, family: str) -> list[str]:
     return ["sliding_attention"] * num_layers
 
 
-def _windows(config: JsonObject, family: str) -> tuple[int, ...]:
-    is_on = config.get("use_sliding_window", family not in ("qwen2", "qwen3", "qwen3_moe", "smollm3"))
+def _windows(config: Values, family: str) -> tuple[int, ...]:
+    is_on = flag(config, "use_sliding_window", family not in ("qwen2", "qwen3", "qwen3_moe", "smollm3"))
     if not config.get("sliding_window") or not is_on:
         return ()
     window = integer(config, "sliding_window")
@@ -162,14 +172,14 @@ def _windows(config: JsonObject, family: str) -> tuple[int, ...]:
     return windows if any(windows) else ()
 
 
-def _rope_kinds(config: JsonObject, family: str) -> tuple[str, ...]:
+def _rope_kinds(config: Values, family: str) -> tuple[str, ...]:
     num_layers = integer(config, "num_hidden_layers")
     if family == "gemma3":
         kinds = _layer_types(config, family)
         return tuple("local" if kind == "sliding_attention" else "global" for kind in kinds)
     if family == "smollm3":
-        flags = config.get("no_rope_layers")
-        if not isinstance(flags, list) or not flags:
+        flags = entries(config, "no_rope_layers")
+        if not flags:
             interval = integer(config, "no_rope_layer_interval", 4)
             flags = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
         # The list's name notwithstanding, 1 says that a layer rotates.
@@ -177,21 +187,7 @@ def _rope_kinds(config: JsonObject, family: str) -> tuple[str, ...]:
     return ()
 
 
-def _local_theta(config: JsonObject) -> float:
-    raw = config.get("rope_parameters")
-    if isinstance(raw, dict) and isinstance(raw.get("sliding_attention"), dict):
-        return number(raw["sliding_attention"], "rope_theta", 10000.0)
-    return number(config, "rope_local_base_freq", 10000.0)
-
-
-def _rotary_dim(config: JsonObject, head_dim: int) -> int | None:
-    raw = config.get("rope_parameters")
-    share = number(raw if isinstance(raw, dict) else {}, "partial_rotary_factor", 1.0)
-    share = number(config, "partial_rotary_factor", share)
-    return None if share == 1.0 else int(head_dim * share)
-
-
-def _experts(config: JsonObject, family: str) -> Experts | None:
+def _experts(config: Values, family: str) -> Experts | None:
     if family == "mixtral":
         return Experts(
             integer(config, "num_local_experts", 8),
@@ -201,77 +197,26 @@ def _experts(config: JsonObject, family: str) -> Experts | None:
         )
     if family != "qwen3_moe":
         return None
-    step, given = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers")
-    given = given if isinstance(given, list) else []
+    step, given = integer(config, "decoder_sparse_step", 1), entries(config, "mlp_only_layers")
     num_layers = integer(config, "num_hidden_layers")
     return Experts(
         integer(config, "num_experts", integer(config, "num_local_experts", 128)),
         integer(config, "num_experts_per_tok", 8),
         integer(config, "moe_intermediate_size", 768),
-        bool(config.get("norm_topk_prob", False)),
+        flag(config, "norm_topk_prob"),
         tuple(layer for layer in range(num_layers) if layer in given or (layer + 1) % step),
     )
 
 
-def _rope(config: JsonObject, folder: Path) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling, from ``rope_parameters`` (transformers 5) or the older two fields."""
-    raw: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(raw, dict):
-        raise UserError(f"{folder}/config.json: the RoPE parameters are not an object")
-    if isinstance(raw.get("full_attention"), dict):
-        raw = raw["full_attention"]
-    theta = number(raw, "rope_theta", number(config, "rope_theta", 10000.0))
-    kind = raw.get("rope_type", raw.get("type", "default"))
-    longest = integer(config, "max_position_embeddings", 2048)
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", number(raw, "factor", 1.0))
-    if kind == "llama3":
-        return theta, RopeScaling(
-            "llama3",
-            number(raw, "factor", 1.0),
-            number(raw, "low_freq_factor", 1.0),
-            number(raw, "high_freq_factor", 4.0),
-            integer(raw, "original_max_position_embeddings", 8192),
-        )
-    attention_factor = number(raw, "attention_factor", 0.0) or None
-    if kind == "yarn":
-        factor = number(raw, "factor", 1.0)
-        return theta, RopeScaling(
-            "yarn",
-            factor,
-            original_max_position_embeddings=integer(raw, "original_max_position_embeddings", longest),
-            beta_fast=number(raw, "beta_fast", 32.0),
-            beta_slow=number(raw, "beta_slow", 1.0),
-            attention_factor=attention_factor,
-        )
-    if kind in ("longrope", "su"):
-        original = integer(
-            raw,
-            "original_max_position_embeddings",
-            integer(config, "original_max_position_embeddings", longest),
-        )
-        return theta, RopeScaling(
-            "longrope",
-            longest / original,
-            original_max_position_embeddings=original,
-            attention_factor=attention_factor,
-            short_factors=tuple(float(value) for value in raw["short_factor"]),
-            long_factors=tuple(float(value) for value in raw["long_factor"]),
-        )
-    raise UserError(
-        f"{folder}: RoPE scaling {kind!r} is not supported; default, linear, llama3, yarn and longrope are"
-    )
-
-
-def _read_json(path: Path) -> JsonObject:
+def _read_json(path: Path) -> Values:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
+        raise UserError(f"{path} does not exist", "model") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}", "model") from error
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not JSON: {error}", "model") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object")
+        raise UserError(f"{path} does not hold a JSON object", "model")
     return content

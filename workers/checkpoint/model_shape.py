@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workers.checkpoint.quantization import Quantization
-from workers.engine.errors import UserError
+from workers.checkpoint.shape_check import check_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +102,26 @@ class ModelConfig:
     """None: ordinary MLPs."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that contradict each other; of transformers' layers, transformers knows better."""
-        heads, kv_heads, experts = self.num_heads, self.num_kv_heads, self.experts
-        if self.architecture != "transformers" and heads % kv_heads:
-            raise UserError(
-                f"the model's config has {heads} attention heads and {kv_heads} KV heads: the first must be a multiple "
-                "of the second",
-                "model",
-            )
-        if experts is not None and experts.top_k > experts.num_experts:
-            raise UserError(
-                f"the model's config has num_experts_per_tok = {experts.top_k} of {experts.num_experts} experts: "
-                f"{experts.num_experts} at most are possible",
-                "model",
-            )
-        for name, by_layer in (("windows", self.windows), ("kinds of RoPE", self.rope_kinds)):
-            if by_layer and len(by_layer) != self.num_layers:
-                raise UserError(
-                    f"the model's config has {self.num_layers} layers, but {name} of {len(by_layer)}", "model"
-                )
+        """Refuse sizes that contradict each other."""
+        check_shape(self)
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes of key and value of one token over all layers, before any split over ranks."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
+
+    @property
+    def input_widths(self) -> dict[str, int]:
+        """Columns of the layers' projections, by the keys of config.json that they come from."""
+        widths = {
+            "hidden_size": self.hidden_size,
+            "num_attention_heads * head_dim": self.num_heads * self.head_dim,
+        }
+        if self.experts is None or self.experts.dense_layers:
+            widths["intermediate_size"] = self.intermediate_size
+        if self.experts is not None:
+            key = "intermediate_size" if self.architecture == "mixtral" else "moe_intermediate_size"
+            widths[key] = self.experts.intermediate_size
+        return widths
 
     @property
     def score_scale(self) -> float:

@@ -180,10 +180,9 @@ def _squeezellm(raw: Mapping[str, object], where: str) -> Quantization:
 
 
 def _fp8(raw: Mapping[str, object], where: str) -> Quantization:
-    block = raw.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2:
-        return Quantization("fp8", kind="block", block=(int(block[0]), int(block[1])))
-    return Quantization("fp8")
+    if raw.get("weight_block_size") is None:
+        return Quantization("fp8")
+    return Quantization("fp8", kind="block", block=_block(raw, "weight_block_size", where))
 
 
 def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
@@ -194,7 +193,11 @@ def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense":
         raise UserError(f"{where}: sparse weights ({sparse['format']}) are not read; dense ones are", "model")
     (group,) = groups.values()
-    weights = group.get("weights") or {}
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
+        raise UserError(
+            f"{where}: config_groups of compressed tensors do not say how weights are stored", "model"
+        )
     kind = str(group.get("format") or raw.get("format", ""))
     kind = {"naive-quantized": "int-quantized" if weights.get("type") == "int" else "float-quantized"}.get(
         kind, kind
@@ -203,9 +206,10 @@ def _compressed_tensors(raw: Mapping[str, object], where: str) -> Quantization:
     bits = _number(weights, "num_bits", 8)
     if kind in ("float-quantized", "int-quantized") and bits == 8 and strategy in ("tensor", "channel"):
         return Quantization("compressed-tensors", kind=kind)
-    block = weights.get("block_structure")
-    if kind == "float-quantized" and bits == 8 and strategy == "block" and isinstance(block, list):
-        return Quantization("compressed-tensors", kind="block", block=(int(block[0]), int(block[1])))
+    if kind == "float-quantized" and bits == 8 and strategy == "block":
+        return Quantization(
+            "compressed-tensors", kind="block", block=_block(weights, "block_structure", where)
+        )
     if kind == "pack-quantized" and bits in (4, 8) and strategy in ("group", "channel"):
         return Quantization(
             "compressed-tensors",
@@ -231,7 +235,24 @@ def _bitsandbytes(raw: Mapping[str, object], where: str) -> Quantization:
 
 
 def _group(size: int) -> int | None:
-    return None if size < 1 else size
+    if size != -1 and size < 1:
+        raise UserError(
+            f"quantization_config has group_size = {size}, it must be a number of weights, or -1 for whole rows",
+            "model",
+        )
+    return None if size == -1 else size
+
+
+def _block(raw: Mapping[str, object], key: str, where: str) -> tuple[int, int]:
+    """Rows and columns."""
+    sizes = raw.get(key)
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) != 2
+        or not all(type(one) is int and one > 0 for one in sizes)
+    ):
+        raise UserError(f"{where}: quantization_config has {key} = {sizes!r}, two sizes are needed", "model")
+    return sizes[0], sizes[1]
 
 
 def _number(raw: Mapping[str, object], key: str, default: int) -> int:

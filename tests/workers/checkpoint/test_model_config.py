@@ -113,7 +113,10 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
             "Mamba.*heads = None.*--model-impl",
         ),
         ({"architectures": ["MptForCausalLM"], "hidden_size": None}, "Mpt.*LlamaForCausalLM.*--model-impl"),
-        ({"num_attention_heads": 5, "num_key_value_heads": 2}, "5 attention heads and 2 KV heads"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 2, "head_dim": 16},
+            "5 attention heads and 2 KV heads",
+        ),
         (
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
             "num_experts_per_tok = 5 of 4 experts",

@@ -103,7 +103,10 @@ FAMILIES = {
             },
         },
     ),
-    "smollm3": ("SmolLM3Config", {"pad_token_id": 0, "no_rope_layers": [1, 0, 1]}),
+    "smollm3": (
+        "SmolLM3Config",
+        {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "no_rope_layers": [1, 0, 1]},
+    ),
 }
 
 
