@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from deploy.client import endpoint, key_headers
+from deploy.output_file import open_output
 from workers.engine.errors import InvalidRequest
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -79,12 +81,12 @@ async def run(
         url: the endpoint, ending in ``/v1``.
         transport: how to reach it, for tests; None: over the network.
     """
-    root = url.rstrip("/").removesuffix("/v1")
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    root = endpoint(url).removesuffix("/v1")
+    headers = key_headers(api_key)
     waiting = iter(requests)
     summary = BatchSummary()
     with (
-        output.open("w", encoding="utf-8") as file,
+        open_output(output, "--output-file") as file,
         tqdm(total=len(requests), desc="Requests", dynamic_ncols=True) as bar,
     ):
         async with httpx.AsyncClient(
@@ -124,9 +126,17 @@ async def _answer(client: httpx.AsyncClient, request: BatchRequest) -> tuple[dic
     response = {
         "status_code": answer.status_code,
         "request_id": answer.headers.get("x-request-id", ""),
-        "body": answer.json(),
+        "body": _body_of(answer),
     }
     return {**record, "response": response, "error": None}, answer.status_code == 200
+
+
+def _body_of(answer: httpx.Response) -> object:
+    """What was answered; as text where a proxy's page came instead."""
+    try:
+        return answer.json()
+    except ValueError:
+        return answer.text
 
 
 def _request(path: Path, number: int, line: str) -> BatchRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -26,12 +28,15 @@ class Chat:
 
     def run(self) -> None:
         """Read and answer until the user leaves."""
-        self._console.print(f"[bold]{escape(self._model)}[/bold]  [dim]{_HELP}[/dim]\n")
+        is_typed = sys.stdin.isatty()  # a pipe is not told what to type
+        if is_typed:
+            self._console.print(f"[bold]{escape(self._model)}[/bold]  [dim]{_HELP}[/dim]\n")
         while True:
             try:
-                line = self._console.input("[bold cyan]you ›[/bold cyan] ").strip()
+                line = self._console.input("[bold cyan]you ›[/bold cyan] " if is_typed else "").strip()
             except (EOFError, KeyboardInterrupt):
-                self._console.print()
+                if is_typed:
+                    self._console.print()
                 return
             if line in ("/exit", "/quit"):
                 return
@@ -65,7 +70,7 @@ class Chat:
         except KeyboardInterrupt:
             self._console.print(" [dim](stopped)[/dim]", end="")  # closing the stream cancels the request
         except ClientError as error:
-            self._console.print(f"[red]error:[/red] {escape(str(error))}")
+            self._console.print(("\n" if text else "") + f"[red]error:[/red] {escape(str(error))}", end="")
         if text:
             self._messages.append({"role": "assistant", "content": text})
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from workers.engine.errors import ShoalError
+from workers.engine.errors import InvalidRequest, ShoalError
 
 
 class ClientError(ShoalError):
@@ -19,10 +19,13 @@ class Client:
     """Talks to one endpoint, ``http://host:port/v1``, of which the path may be left out."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        url = url.rstrip("/")
-        self._url = f"{url}/v1" if url.count("/") == 2 else url  # http://host:port, as one types it
-        self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=600.0), headers=headers)
+        """Connect to nothing yet.
+
+        Raises:
+            InvalidRequest: the URL or the key cannot be one.
+        """
+        self._url = endpoint(url)
+        self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=600.0), headers=key_headers(api_key))
 
     def first_model(self) -> str:
         """Name of the first model served.
@@ -30,10 +33,13 @@ class Client:
         Raises:
             ClientError: nothing answers, or no model is served.
         """
-        models = self._get("/models")["data"]
+        try:
+            models = [str(model["id"]) for model in self._get("/models").json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise ClientError(f"what answers at {self._url} does not speak OpenAI's API") from None
         if not models:
             raise ClientError(f"{self._url} serves no model")
-        return str(models[0]["id"])
+        return models[0]
 
     def stream_chat(self, model: str, messages: list[dict[str, str]], **options: Any) -> Iterator[str]:
         """Pieces of the assistant's next message as they come.
@@ -66,18 +72,49 @@ class Client:
                     raise ClientError(_message_of(answer))
                 yield from _choices(answer)
         except httpx.HTTPError as error:
-            raise ClientError(f"{self._url}: {error}") from error
+            raise ClientError(f"{self._url} ended the stream before its end: {_told(error)}") from error
 
-    def _get(self, path: str) -> Any:
+    def _get(self, path: str) -> httpx.Response:
         try:
             answer = self._http.get(self._url + path)
         except httpx.HTTPError as error:
             raise ClientError(
-                f"nothing answers at {self._url} ({error}): start it with `shoal serve`"
+                f"nothing answers at {self._url} ({_told(error)}): start it with `shoal serve`"
             ) from error
         if answer.status_code != 200:
             raise ClientError(_message_of(answer))
-        return answer.json()
+        return answer
+
+
+def endpoint(url: str) -> str:
+    """``http://host:port/v1`` of what was typed: the path may be left out.
+
+    Raises:
+        InvalidRequest: it is no such address.
+    """
+    try:
+        parsed = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidRequest(
+            f"--url {url!r} is no address of an endpoint: write it as http://HOST:PORT/v1", "url"
+        )
+    return f"{parsed}/v1" if parsed.path in ("", "/") else str(parsed)
+
+
+def key_headers(api_key: str | None) -> dict[str, str]:
+    """How a request shows its key.
+
+    Raises:
+        InvalidRequest: it holds what no header may.
+    """
+    key = (api_key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidRequest(
+            "the API key holds characters that no key has: only ASCII, on one line", "api_key"
+        )
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _choices(answer: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -87,11 +124,18 @@ def _choices(answer: httpx.Response) -> Iterator[dict[str, Any]]:
         data = line[len("data: ") :]
         if data == "[DONE]":
             return
-        event = json.loads(data)
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise ClientError(f"the stream holds what is no JSON: {data[:80]}") from None
         if "error" in event:
             raise ClientError(event["error"]["message"])
         yield from event["choices"]
     raise ClientError("the stream broke off before its end")
+
+
+def _told(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__
 
 
 def _message_of(answer: httpx.Response) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.console import console
+from workers.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from deploy.batch import BatchSummary
@@ -75,6 +77,8 @@ def run_batch(
     from deploy.batch import read_batch, run
 
     requests = read_batch(input_file)
+    if output_file.exists() and output_file.samefile(input_file):
+        raise InvalidRequest(f"--output-file {output_file} is the input file: name another", "output_file")
     if model is None:
         summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
     else:
@@ -100,9 +104,10 @@ def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
 
 def _lines() -> Iterator[str]:
     """What is typed or piped in, line by line."""
+    prompt = "[bold cyan]text ›[/bold cyan] " if sys.stdin.isatty() else ""
     while True:
         try:
-            line = console.input("[bold cyan]text ›[/bold cyan] ")
+            line = console.input(prompt)
         except (EOFError, KeyboardInterrupt):
             return
         if line.strip():

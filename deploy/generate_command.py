@@ -8,6 +8,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from deploy.output_file import open_output
 from workers.engine.errors import InvalidRequest
 
 
@@ -38,6 +39,7 @@ def generate(
     prompts = _read_prompts(Path(prompt[0])) if len(prompt) == 1 and _is_file(prompt[0]) else list(prompt)
     from shoal import LLM, SamplingParams
 
+    file = open_output(output, "--output") if output is not None else None  # before hours of work, not after
     llm = LLM(
         model,
         tensor_parallel_size=tensor_parallel_size,
@@ -54,11 +56,11 @@ def generate(
     else:
         outputs = llm.generate(prompts, params, use_tqdm=shows_bar)
     llm.close()
-    if output is None:
+    if file is None:
         for one in outputs:
             typer.echo(one.outputs[0].text)
         return
-    with output.open("w", encoding="utf-8") as file:
+    with file:
         for text, one in zip(prompts, outputs, strict=True):
             _write(
                 file,
@@ -79,7 +81,10 @@ def _read_prompts(path: Path) -> list[str]:
     Raises:
         InvalidRequest: a line is not what the file's name promises.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}", "prompt") from None
     if not lines:
         raise InvalidRequest(f"{path} holds no prompts", "prompt")
     return [_prompt(path, i, line) for i, line in enumerate(lines, 1)] if path.suffix == ".jsonl" else lines

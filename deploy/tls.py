@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from dataclasses import dataclass
@@ -42,11 +43,47 @@ def tls_files(settings: ServeSettings) -> TlsFiles | None:
     for path, param in ((key, "ssl_keyfile"), (certificate, "ssl_certfile")):
         if not os.access(path, os.R_OK):
             raise InvalidRequest(f"--{param.replace('_', '-')} {path} cannot be read", param)
+    _check_pair(key, certificate)
+    return TlsFiles(key.absolute(), certificate.absolute())
+
+
+def _check_pair(key: Path, certificate: Path) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except (ssl.SSLError, ValueError) as error:
+        if b"ENCRYPTED" in key.read_bytes():
+            raise InvalidRequest(
+                f"--ssl-keyfile {key} has a password, which nobody could type here: give the key without one "
+                "(openssl pkey -in KEY -out PLAIN)",
+                "ssl_keyfile",
+            )
+        server.load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:  # of which ssl.SSLError is one
         reason = getattr(error, "reason", None) or str(error)
         raise InvalidRequest(
             f"{certificate} and {key} are no certificate and its key: {reason}", "ssl_certfile"
         ) from None
-    return TlsFiles(key.absolute(), certificate.absolute())
+    try:
+        _shake_hands(server, certificate)
+    except ssl.SSLCertVerificationError as error:
+        raise InvalidRequest(
+            f"--ssl-certfile {certificate} would be refused by every client: {error.verify_message}",
+            "ssl_certfile",
+        ) from None
+
+
+def _shake_hands(server_context: ssl.SSLContext, certificate: Path) -> None:
+    """In memory, as a client that trusts this very certificate: its dates are what can still be wrong.
+
+    Raises:
+        SSLCertVerificationError: the client refuses it.
+    """
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client_context.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()

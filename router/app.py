@@ -50,9 +50,11 @@ _Body = TypeVar("_Body", bound=BaseModel)
 EXPOSED_HEADERS = [
     "x-request-id",
     "retry-after",
-    "x-ratelimit-limit-requests",
-    "x-ratelimit-remaining-requests",
-    "x-ratelimit-reset-requests",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for of in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    ),
 ]
 """What a script in a browser may read of an answer."""
 
@@ -203,7 +205,7 @@ def build_app(
     app.add_middleware(
         EdgeMiddleware,
         count=lambda route, status: _count(metrics, route, status),
-        api_headers=lambda: rate_limit_headers(ingress),
+        api_headers=lambda scope: rate_limit_headers(ingress, scope["state"].get("tenant")),
         sends_request_id=sends_request_id,
     )
     return app

@@ -35,10 +35,10 @@ class EdgeMiddleware:
         self,
         app: ASGIApp,
         count: CountAnswer,
-        api_headers: Callable[[], Headers] = list,
+        api_headers: Callable[[Scope], Headers] = lambda scope: [],
         sends_request_id: bool = True,
     ) -> None:
-        """``api_headers`` go with every answer below ``/v1/``."""
+        """``api_headers`` of a request go with its answer if its path is below ``/v1/``."""
         self._app = app
         self._count = count
         self._api_headers = api_headers
@@ -49,7 +49,7 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = request_id_of(scope["headers"])
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["send_body"] = send
@@ -67,7 +67,7 @@ class EdgeMiddleware:
                 if self._sends_request_id:
                     headers.append((REQUEST_ID, request_id.encode()))
                 if scope["path"].startswith("/v1/"):
-                    headers += self._api_headers()
+                    headers += self._api_headers(scope)
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -90,8 +90,9 @@ async def _answer_500(send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
+def request_id_of(headers: Headers) -> str:
+    """The id that a client gave its request, if it is a plain word; else a new one."""
+    for name, value in headers:
         if name == REQUEST_ID and _GOOD_ID.fullmatch(value):
             return str(value.decode())
     return uuid.uuid4().hex

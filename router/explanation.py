@@ -61,6 +61,7 @@ def explanation(
     """
     return {
         "request_id": request_id,
+        "outcome": generation.outcome,
         "num_choices": len(generation.choices),
         "choices": [
             _choice(choice, generation.arrival_s, max_candidates)
@@ -76,6 +77,7 @@ def _choice(choice: Choice, arrival_s: float, max_candidates: int | None) -> dic
     placed_s = placements[0].at_s if placements else arrival_s
     return {
         "index": choice.index,
+        "finish_reason": choice.finish_reason,
         "replica": choice.journal.replica_id,
         "placements": [_placement(one, arrival_s, max_candidates) for one in placements],
         "cached_tokens": {

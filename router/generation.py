@@ -248,6 +248,9 @@ class Generation:
         """The field of the client's body that asked for a grammar, if one did."""
         self._replicas = replicas
         self.arrival_s = arrival_s
+        self.failure: str | None = None
+        """What its client was told instead of a whole answer, if anything."""
+        self._is_closed = False
         self._recorder = recorder
         self._unplaced: list[Choice] = []
         self._queued: deque[Choice] = deque()
@@ -258,6 +261,15 @@ class Generation:
     def is_finished(self) -> bool:
         """True once every choice has ended."""
         return all(choice.finish_reason is not None for choice in self.choices)
+
+    @property
+    def outcome(self) -> str:
+        """``running``, ``finished``, ``failed: ...``, or ``client left`` before its end."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self.is_finished:
+            return "finished"
+        return "client left" if self._is_closed else "running"
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -326,6 +338,7 @@ class Generation:
 
     def close(self) -> None:
         """Cancel what still runs and forget the rest. Safe to call twice."""
+        self._is_closed = True
         for choice in self.choices:
             self._replicas.withdraw(choice.journal)
         recorder, self._recorder = self._recorder, None

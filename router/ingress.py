@@ -104,19 +104,26 @@ class ServedModel:
         return self._checked(prompt, "messages")
 
     async def prompt_of_text(
-        self, text: str, terms: PromptTerms = PLAIN_TERMS, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        terms: PromptTerms = PLAIN_TERMS,
+        param: str = "prompt",
+        *,
+        add_special_tokens: bool = True,
     ) -> Prompt:
-        """Tokenize a prompt that is text."""
+        """Tokenize a prompt that is text and that errors call ``param``."""
         if terms.keep_last is None:
-            self._check_length(len(text), "prompt")
+            self._check_length(len(text), param)
         if len(text) < LONG_PROMPT_CHARS:
-            return self._checked(self._tokenize_text(text, terms, add_special_tokens), "prompt")
+            return self._checked(self._tokenize_text(text, terms, add_special_tokens), param)
         prompt = await asyncio.to_thread(self._tokenize_text, text, terms, add_special_tokens)
-        return self._checked(prompt, "prompt")
+        return self._checked(prompt, param)
 
-    def prompt_of_ids(self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS) -> Prompt:
-        """Take a prompt that is tokens."""
-        return self._checked(Prompt(token_ids, terms), "prompt")
+    def prompt_of_ids(
+        self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS, param: str = "prompt"
+    ) -> Prompt:
+        """Take a prompt that is tokens and that errors call ``param``."""
+        return self._checked(Prompt(token_ids, terms), param)
 
     async def check_grammar(self, grammar: WantedGrammar | None) -> None:
         """Return if replicas can follow the grammar.

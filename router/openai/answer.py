@@ -106,6 +106,9 @@ class GenerationResponse(Response):
             send_body = scope["state"].get("send_body")
             async with EventWriter(send, scope["app"].state.sleep, send_body) as writer:
                 await unless_disconnected(receive, self._stream(writer))
+        except ShoalError as error:
+            self.generation.failure = str(error)
+            raise
         finally:
             admission.end(self.generation.num_output_tokens)
             ingress.ledger.end(self.generation)
@@ -181,11 +184,13 @@ class GenerationResponse(Response):
         except ShoalError as error:
             if not writer.has_begun:
                 raise
+            generation.failure = str(error)
             log.warning("%s: failed after its stream began: %s", generation.request_id, error)
             await writer.end(self._error_event(error_object(error)[1]))
         except Exception:
             if not writer.has_begun:
                 raise
+            generation.failure = "internal error"
             log.exception("%s: failed after its stream began", generation.request_id)
             await writer.end(self._error_event(internal_error_object()))
         finally:

@@ -20,6 +20,7 @@ from router.openai.sampling import (
     check_token_ids,
     choice_params,
     contest_of,
+    name_of_input,
     prompt_terms,
     resolve_max_tokens,
     text_params,
@@ -52,7 +53,10 @@ async def answer_completion(
     await model.check_grammar(grammar)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     terms = prompt_terms(body, model.max_model_len, asked)
-    prompts = [await _prompt(model, prompt, body, terms) for prompt in given]
+    prompts = [
+        await _prompt(model, prompt, name_of_input(body.prompt, place, "prompt"), body, terms)
+        for place, prompt in enumerate(given)
+    ]
     max_tokens = resolve_max_tokens(
         body.max_tokens, "max_tokens", max(map(len, prompts)), model.max_model_len, DEFAULT_MAX_TOKENS
     )
@@ -209,14 +213,16 @@ def _check_completion(body: CompletionBody) -> None:
 
 
 async def _prompt(
-    model: ServedModel, prompt: str | list[int], body: CompletionBody, terms: PromptTerms
+    model: ServedModel, prompt: str | list[int], param: str, body: CompletionBody, terms: PromptTerms
 ) -> Prompt:
     if isinstance(prompt, list):
-        check_token_ids(prompt, model.tokenizer.vocab_size, "prompt")
-        return model.prompt_of_ids(prompt, terms)
-    found = await model.prompt_of_text(prompt, terms, add_special_tokens=body.add_special_tokens is not False)
+        check_token_ids(prompt, model.tokenizer.vocab_size, param)
+        return model.prompt_of_ids(prompt, terms, param)
+    found = await model.prompt_of_text(
+        prompt, terms, param, add_special_tokens=body.add_special_tokens is not False
+    )
     if not len(found):
-        raise InvalidRequest("prompt: is empty, it needs at least one token", "prompt")
+        raise InvalidRequest(f"{param}: is empty, it needs at least one token", param)
     return found
 
 

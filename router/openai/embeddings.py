@@ -19,9 +19,9 @@ from router.ingress import Ingress, ServedModel
 from router.journal import Prompt
 from router.openai.answer import GenerationResponse
 from router.openai.metrics import Metrics
-from router.openai.sampling import check_token_ids
+from router.openai.sampling import check_token_ids, name_of_input
 from router.openai.schema import Body, input_kind
-from workers.engine.errors import InvalidRequest, ShoalError, UserError
+from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.request import ChoiceParams
 
 
@@ -81,7 +81,10 @@ async def answer_embeddings(
         raise InvalidRequest(
             "truncate_prompt_tokens: 0 leaves nothing, give 1 or more, or -1", "truncate_prompt_tokens"
         )
-    prompts = [await _prompt(model, text, body.truncate_prompt_tokens) for text in inputs]
+    prompts = [
+        await _prompt(model, text, name_of_input(body.input, place, "input"), body.truncate_prompt_tokens)
+        for place, text in enumerate(inputs)
+    ]
     params = ChoiceParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=body.pooling or "mean")
     generation = ingress.generation(model, f"embd-{request_id}", prompts, [params], TextParams())
     return GenerationResponse(generation, EmbeddingEncoder(body), metrics.timer(model.name), is_stream=False)
@@ -141,18 +144,15 @@ class EmbeddingEncoder:
         return values.tolist()
 
 
-async def _prompt(model: ServedModel, text: str | list[int], keep: int | None) -> Prompt:
-    """Tokenize one input, cut to its last ``keep`` tokens where asked for."""
-    try:
-        if isinstance(text, list):
-            check_token_ids(text, len(model.tokenizer.table), "input")
-            return model.prompt_of_ids(text if keep is None else _last(text, keep, model))
-        if keep is None:
-            return await model.prompt_of_text(text)
-        token_ids = await asyncio.to_thread(model.tokenizer.encode, text)
-        return model.prompt_of_ids(_last(token_ids, keep, model))
-    except UserError as error:
-        raise type(error)(error.message, "input") from None
+async def _prompt(model: ServedModel, text: str | list[int], param: str, keep: int | None) -> Prompt:
+    """Tokenize one input, cut to its last ``keep`` tokens where asked for; errors call it ``param``."""
+    if isinstance(text, list):
+        check_token_ids(text, len(model.tokenizer.table), param)
+        return model.prompt_of_ids(text if keep is None else _last(text, keep, model), param=param)
+    if keep is None:
+        return await model.prompt_of_text(text, param=param)
+    token_ids = await asyncio.to_thread(model.tokenizer.encode, text)
+    return model.prompt_of_ids(_last(token_ids, keep, model), param=param)
 
 
 def _last(token_ids: list[int], keep: int, model: ServedModel) -> list[int]:

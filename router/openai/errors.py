@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -106,7 +108,7 @@ class RequestNotKnown(HTTPException):
         )
 
 
-UNAVAILABLE_RETRY_S = 10.0
+UNAVAILABLE_RETRY_S = 10
 """When to come back where no replica is there: a lost one is back after some 6 s, one that starts anew takes longer."""
 
 
@@ -115,6 +117,13 @@ def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
     row = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
     param = error.param if isinstance(error, UserError) else None
     return row.status, _body(str(error), row.type, param, row.code)
+
+
+def retry_after(error: ShoalError) -> int | None:
+    """Seconds after which the same request may pass; None if waiting does not help."""
+    if isinstance(error, Overloaded):
+        return max(1, round(error.retry_after_s))
+    return UNAVAILABLE_RETRY_S if isinstance(error, ReplicaLost | ShuttingDown) else None
 
 
 def internal_error_object() -> dict[str, Any]:
@@ -153,11 +162,8 @@ async def answer_shoal_error(request: Request, error: Exception) -> Response:
     """Answer for anything Shoal raised before the response began."""
     assert isinstance(error, ShoalError)
     status, body = error_object(error)
-    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
-    if status == 503:
-        retry_after_s = UNAVAILABLE_RETRY_S
-    headers = None if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
-    return json_response(body, status, headers)
+    retry_after_s = retry_after(error)
+    return json_response(body, status, None if retry_after_s is None else {"retry-after": str(retry_after_s)})
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -166,7 +172,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     message = error.detail
     named = _NAMED.get(type(error))
     if error.status_code == 404 and named is None:
-        message = f"unknown URL {request.url.path}"
+        message = _unknown(request)
     elif error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
@@ -186,6 +192,29 @@ async def answer_bad_query(request: Request, error: Exception) -> Response:
 async def answer_nobody(request: Request, error: Exception) -> Response:
     """The client left while it was sending its body; nginx's status, for the counters only."""
     return Response(status_code=499)
+
+
+_INSTEAD = {
+    "/v1/batches": "a file of requests is answered by the command `shoal run-batch`",
+    "/v1/files": "a file of requests is answered by the command `shoal run-batch`",
+}
+"""What does here what some of OpenAI's endpoints do."""
+
+
+def _unknown(request: Request) -> str:
+    """That there is no such path, and what there is in its place."""
+    path = request.url.path
+    served = [
+        route.path for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema
+    ]
+    plain = sorted({one for one in served if "{" not in one})
+    told = f"unknown URL {path[:200]}: "
+    instead = next((words for start, words in _INSTEAD.items() if path.startswith(start)), None)
+    if instead is not None:
+        return told + instead
+    if nearest := difflib.get_close_matches(path[:200], plain, 1, 0.8):
+        return f"{told}did you mean {nearest[0]}?"
+    return f"{told}served are {', '.join(plain)}"
 
 
 _NAMED = {NotStored: "response_not_found", RequestNotKnown: "request_not_found"}

@@ -33,31 +33,14 @@ def check_sampling(body: SamplingBody, num_prompts: int, vocab_size: int, limits
     stops = body.stop_strings
     if len(stops) > limits.max_stop_strings:
         raise InvalidRequest(f"stop: {len(stops)} strings, the limit is {limits.max_stop_strings}", "stop")
-    for stop in stops:
-        if not 0 < len(stop) <= limits.max_stop_chars:
-            raise InvalidRequest(
-                f"stop: a string of {len(stop)} characters; each needs 1 to {limits.max_stop_chars}", "stop"
-            )
-    for token_id in body.stop_token_ids or ():
-        if token_id >= vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids: {token_id} is beyond the vocabulary of {vocab_size}", "stop_token_ids"
-            )
+    _check_lengths(body.stop, "stop", limits)
+    check_token_ids(body.stop_token_ids or (), vocab_size, "stop_token_ids")
     if body.prompt_logprobs is not None:
         check_num_logprobs(body.prompt_logprobs, "prompt_logprobs", limits)
         if body.stream:
             raise InvalidRequest("prompt_logprobs: only without stream", "prompt_logprobs")
-    for token_id in body.allowed_token_ids or ():
-        if token_id >= vocab_size:
-            raise InvalidRequest(
-                f"allowed_token_ids: {token_id} is beyond the vocabulary of {vocab_size}", "allowed_token_ids"
-            )
-    for word in body.bad_words or ():
-        if not 0 < len(word) <= limits.max_stop_chars:
-            raise InvalidRequest(
-                f"bad_words: a word of {len(word)} characters; each needs 1 to {limits.max_stop_chars}",
-                "bad_words",
-            )
+    check_token_ids(body.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+    _check_lengths(body.bad_words, "bad_words", limits)
 
 
 def _check_best_of(body: SamplingBody, num_prompts: int, limits: Limits) -> None:
@@ -94,13 +77,32 @@ def check_num_logprobs(num_logprobs: int, param: str, limits: Limits) -> None:
         raise InvalidRequest(f"{param}: {num_logprobs} asked for, the limit is {limits.max_logprobs}", param)
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    """Refuse ids that the model has no embedding for."""
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids that the model has no embedding for; the first of them is named by its place."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+        place = next(place for place, i in enumerate(token_ids) if not 0 <= i < vocab_size)
+        named = f"{param}[{place}]"
         raise InvalidRequest(
-            f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", param
+            f"{named}: token id {token_ids[place]} is outside the vocabulary (0 to {vocab_size - 1})", named
         )
+
+
+def name_of_input(given: object, place: int, field: str) -> str:
+    """What an error about number ``place`` of ``field`` calls it: ``prompt``, or where a list came ``prompt[3]``.
+
+    A list of token ids is one prompt.
+    """
+    is_one = not isinstance(given, list) or isinstance(given[0], int)
+    return field if is_one else f"{field}[{place}]"
+
+
+def _check_lengths(given: str | list[str] | None, param: str, limits: Limits) -> None:
+    for place, text in enumerate([given] if isinstance(given, str) else given or ()):
+        if not 0 < len(text) <= limits.max_stop_chars:
+            named = name_of_input(given, place, param)
+            raise InvalidRequest(
+                f"{named}: has {len(text)} characters, each needs 1 to {limits.max_stop_chars}", named
+            )
 
 
 def resolve_max_tokens(

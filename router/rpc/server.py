@@ -18,7 +18,8 @@ from router.config import RpcConfig
 from router.ingress import Ingress
 from router.openai.health import health
 from router.openai.metrics import Metrics
-from router.rpc.proto import inference_pb2, inference_pb2_grpc
+from router.rpc.body import parse
+from router.rpc.proto import inference_pb2
 from router.rpc.service import InferenceService
 from router.tenancy.key_source import KeySource
 
@@ -74,8 +75,15 @@ async def start_rpc_server(
     Raises:
         OSError: the address cannot be bound, or the certificate cannot be read.
     """
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 1)])
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(ingress, metrics, keys), server)
+    most = ingress.limits.max_body_bytes  # gRPC's own answer to a longer message is RESOURCE_EXHAUSTED
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", most)])
+    generate = grpc.unary_stream_rpc_method_handler(
+        InferenceService(ingress, metrics, keys).Generate,
+        request_deserializer=parse,
+        response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+    )
+    handler = grpc.method_handlers_generic_handler(INFERENCE, {"Generate": generate})
+    server.add_generic_rpc_handlers((handler,))
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(ingress), server)
     reflection.enable_server_reflection((INFERENCE, HEALTH, reflection.SERVICE_NAME), server)
     host = f"[{config.host}]" if ":" in config.host else config.host

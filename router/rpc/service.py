@@ -1,4 +1,4 @@
-"""``shoal.inference.v1.Inference``: a request becomes the body that the HTTP API would read, so that both agree."""
+"""``shoal.inference.v1.Inference``: calls are answered by the code behind the HTTP API, with its limits and errors."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import grpc
 import grpc.aio
-from pydantic import BaseModel, ValidationError
 
+from router.edge import request_id_of
 from router.generation import Delta, Generation
 from router.ingress import Ingress
 from router.openai.answer import GenerationResponse
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
-from router.openai.errors import error_object, invalid_body
+from router.openai.errors import error_object, retry_after
+from router.openai.header_wishes import header_wishes
 from router.openai.metrics import Metrics
-from router.openai.schema import ChatBody, CompletionBody
+from router.openai.schema import ChatBody
+from router.rpc.body import body_of, in_its_words
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
 from router.telemetry.request_log import log_request
 from router.tenancy.key_source import KeySource
 from router.tenancy.keys import ANYBODY, Tenant
-from workers.engine.errors import InvalidRequest, ShoalError
+from workers.engine.errors import InvalidRequest, ShoalError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,9 @@ _STATUS = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_Model = TypeVar("_Model", bound=BaseModel)
-_COPIED = (
-    *("max_tokens", "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
-    *("frequency_penalty", "repetition_penalty", "seed"),
-)
-"""Optional fields that have the same name and meaning in the HTTP API."""
+REQUEST_ID = "x-request-id"
+MAX_MESSAGE_CHARS = 1000
+"""Of an error: it goes into a header, of which clients take 8 KiB in all."""
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -53,28 +52,34 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._keys = keys
 
     async def Generate(  # the service's name
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+        self, request: pb.GenerateRequest | InvalidRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Stream one generation."""
-        tenant = await self._let_in(context)
+        """Stream one generation; ``request`` as ``router.rpc.body.parse`` gives it."""
+        call = _Call(context)
+        await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
+        tenant = await self._let_in(call)
+        if isinstance(request, InvalidRequest):
+            await call.refuse(request)
+        assert isinstance(request, pb.GenerateRequest), "what is none was refused"
         try:
             response = await self._prepare(request)
+            session = header_wishes(call.headers).session
             admission = response.admit(tenant, self._ingress)
         except ShoalError as error:
-            await _abort(context, error)
+            await call.refuse(error, request)
         generation, timer = response.generation, response.timer
+        if session:
+            generation.join_session(session)
+        self._ingress.ledger.begin(generation, call.request_id, tenant.name)
         trace = None
         if self._ingress.traces is not None:
             trace = self._ingress.traces.begin(
                 generation,
-                request_id=generation.request_id,
+                request_id=call.request_id,
                 route="gRPC Generate",
                 model=timer.model,
                 tenant=tenant.name,
-                headers=[
-                    (str(name).encode(), str(value).encode())
-                    for name, value in context.invocation_metadata() or ()
-                ],
+                headers=call.headers,
             )
         try:
             await generation.start()
@@ -86,12 +91,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                         yield _message(delta)
             yield pb.GenerateResponse(usage=_usage(generation))
         except ShoalError as error:
-            await _abort(context, error)
+            generation.failure = str(error)
+            await call.refuse(error, request)
+        except Exception:
+            generation.failure = "internal error"
+            log.exception("%s: gRPC Generate failed", call.request_id)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:  # also where the caller has gone: gRPC cancels this coroutine
             generation.close()
             timer.end(generation)
             admission.end(generation.num_output_tokens)
-            log_request(generation.request_id, tenant.name, generation, timer)
+            self._ingress.ledger.end(generation)
+            log_request(call.request_id, tenant.name, generation, timer)
             if trace is not None:
                 trace.end()
 
@@ -101,65 +112,59 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         Raises:
             UserError: as the HTTP API would say it.
         """
-        kind = request.WhichOneof("input")
-        fields: dict[str, Any] = {"model": request.model, "ignore_eos": request.ignore_eos}
-        fields |= {name: getattr(request, name) for name in _COPIED if request.HasField(name)}
-        if request.stop:
-            fields["stop"] = list(request.stop)
-        if request.stop_token_ids:
-            fields["stop_token_ids"] = list(request.stop_token_ids)
-        if request.logit_bias:
-            fields["logit_bias"] = {str(token_id): bias for token_id, bias in request.logit_bias.items()}
-        wants_logprobs = request.HasField("logprobs")
-        request_id, created = uuid.uuid4().hex, int(time.time())
-        if kind == "conversation":
-            fields["messages"] = [
-                {"role": message.role, "content": message.content}
-                for message in request.conversation.messages
-            ]
-            if wants_logprobs:
-                fields |= {"logprobs": True, "top_logprobs": request.logprobs}
-            body = _validated(ChatBody, fields)
-            return await answer_chat(self._ingress, self._metrics, body, request_id, created)
-        if kind is None:
-            raise InvalidRequest("give a prompt, prompt_token_ids or a conversation", "input")
-        fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
-        if wants_logprobs:
-            fields["logprobs"] = request.logprobs
-        completion = _validated(CompletionBody, fields)
-        return await answer_completion(self._ingress, self._metrics, completion, request_id, created)
+        body, generation_id, created = body_of(request), uuid.uuid4().hex, int(time.time())
+        if isinstance(body, ChatBody):
+            return await answer_chat(self._ingress, self._metrics, body, generation_id, created)
+        return await answer_completion(self._ingress, self._metrics, body, generation_id, created)
 
-    async def _let_in(self, context: grpc.aio.ServicerContext) -> Tenant:
+    async def _let_in(self, call: _Call) -> Tenant:
         """Who calls; ends the call if a key is needed and not shown."""
         ring = self._keys.ring()
         if ring is None:
             return ANYBODY
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        kind, _, key = str(given).partition(" ")
+        given = next(
+            (value.decode("latin-1") for name, value in call.headers if name == b"authorization"), ""
+        )
+        kind, _, key = given.partition(" ")
         tenant = ring.find(key.strip()) if kind.lower() == "bearer" else None
         if tenant is None:
-            await context.abort(
+            await call.context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "no valid API key in the metadata 'authorization: Bearer KEY'",
+                (("shoal-code", "invalid_api_key"),),
             )
         assert tenant is not None, "abort always raises"
         return tenant
 
 
-def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error) from None
+class _Call:
+    """One call: its metadata as HTTP has headers, its id, and how it is refused."""
 
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self.context = context
+        self.headers = [
+            (str(name).encode(), value if isinstance(value, bytes) else str(value).encode())
+            for name, value in context.invocation_metadata() or ()
+        ]
+        self.request_id = request_id_of(self.headers)
 
-async def _abort(context: grpc.aio.ServicerContext, error: ShoalError) -> NoReturn:
-    """End the call as the HTTP API's table of errors says."""
-    status, body = error_object(error)
-    told = body["error"]
-    trailing = [(f"shoal-{name}", told[name]) for name in ("param", "code") if told[name]]
-    await context.abort(_STATUS.get(status, grpc.StatusCode.INTERNAL), told["message"], tuple(trailing))
-    raise AssertionError("abort always raises")
+    async def refuse(self, error: ShoalError, request: pb.GenerateRequest | None = None) -> NoReturn:
+        """End the call as the HTTP API's table of errors says; of ``request`` come the names of fields."""
+        status, body = error_object(error)
+        told = body["error"]
+        message, param = told["message"], told["param"]
+        if isinstance(error, UserError) and request is not None:
+            message, param = in_its_words(error, request)
+        trailing = [("shoal-param", param)] if param else []
+        if told["code"]:
+            trailing.append(("shoal-code", told["code"]))
+        retry_after_s = retry_after(error)
+        if retry_after_s is not None:
+            trailing.append(("retry-after", str(retry_after_s)))
+        await self.context.abort(
+            _STATUS.get(status, grpc.StatusCode.INTERNAL), message[:MAX_MESSAGE_CHARS], tuple(trailing)
+        )
+        raise AssertionError("abort always raises")
 
 
 def _message(delta: Delta) -> pb.GenerateResponse:

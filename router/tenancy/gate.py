@@ -39,6 +39,15 @@ class Usage:
     num_output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit a minute, how much of it is left, and seconds until all of it is."""
+
+    limit: float
+    remaining: float
+    reset_s: float
+
+
 @dataclass(slots=True)
 class _State:
     """One caller at this process."""
@@ -111,6 +120,18 @@ class Gate:
         usage.num_prompt_tokens += num_prompt_tokens
         return Admission(self, tenant, model)
 
+    def budgets(self, tenant: Tenant) -> dict[str, Budget]:
+        """What is left of the key's own limits a minute: ``requests``, ``tokens``; only those that it has.
+
+        What is left is of this process's share, so that whoever goes by it is not refused here; the limit is whole.
+        """
+        state = self._states.get(tenant.name) or _State()
+        now_s = self._clock()
+        return {
+            what: Budget(limit, max(0.0, self.share.of(limit) - window.used(now_s)), window.reset_s(now_s))
+            for what, window, limit in _limits(tenant, state)
+        }
+
     def release(self, tenant: Tenant, model: str, num_output_tokens: int) -> None:
         """An admitted request is over; called by its ``Admission``."""
         state = self._states[tenant.name]
@@ -125,13 +146,8 @@ class Gate:
                 "wait for one to end",
                 1.0,
             )
-        limits = (
-            ("requests", state.requests, 1, tenant.requests_per_minute),
-            ("tokens", state.tokens, num_prompt_tokens, tenant.tokens_per_minute),
-        )
-        for what, window, amount, limit in limits:
-            if limit is None:
-                continue
+        for what, window, limit in _limits(tenant, state):
+            amount = 1 if what == "requests" else num_prompt_tokens
             wait_s = window.wait_s(amount, self.share.of(limit), now_s)
             if wait_s > 0:
                 wait_s = min(wait_s, WINDOW_S)
@@ -142,3 +158,12 @@ class Gate:
 
     def _usage(self, tenant: Tenant, model: str) -> Usage:
         return self.usage.setdefault((tenant.name, model), Usage())
+
+
+def _limits(tenant: Tenant, state: _State) -> list[tuple[str, Window, float]]:
+    """What a key limits a minute, with what it has used of it."""
+    limits = (
+        ("requests", state.requests, tenant.requests_per_minute),
+        ("tokens", state.tokens, tenant.tokens_per_minute),
+    )
+    return [(what, window, limit) for what, window, limit in limits if limit is not None]

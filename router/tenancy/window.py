@@ -37,6 +37,11 @@ class Window:
             self._cells.append((second, amount))
         self._total += amount
 
+    def reset_s(self, now_s: float) -> float:
+        """Seconds until nothing counts as used any more."""
+        self._forget(now_s)
+        return self._cells[-1][0] + 1 + WINDOW_S - now_s if self._cells else 0.0
+
     def wait_s(self, amount: float, limit: float, now_s: float) -> float:
         """Seconds until ``amount`` more is within ``limit``: 0 now, infinite never.
 

@@ -97,3 +97,22 @@ async def test_a_full_queue_is_tried_again_and_a_dead_server_is_told(tmp_path: P
     assert found["0"]["response"]["status_code"] == 200
     assert found["1"]["error"] == {"code": "unreachable", "message": "nobody there"}
     assert (summary.num_answered, summary.num_failed) == (1, 1)
+
+
+async def test_a_page_of_a_proxy_is_an_answer_too(tmp_path: Path) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(502, text="<html>bad gateway</html>")
+
+    summary, found = await answers(tmp_path, handler, 1)
+
+    assert summary.num_failed == 1
+    assert found["0"]["response"]["body"] == "<html>bad gateway</html>"
+
+
+async def test_a_file_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise AssertionError("sent")
+
+    requests = [BatchRequest("a", "/v1/completions", {})]
+    with pytest.raises(InvalidRequest, match=r"--output-file .* cannot be written: No such file"):
+        await run(requests, tmp_path / "no" / "out", "http://shoal", None, 1, httpx.MockTransport(handler))

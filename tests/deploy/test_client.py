@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from deploy.client import Client
+from deploy.client import Client, ClientError
+from workers.engine.errors import InvalidRequest
 
 
 class Models(BaseHTTPRequestHandler):
@@ -32,3 +34,70 @@ def test_the_path_of_an_endpoint_may_be_left_out(path: str) -> None:
         assert Client(f"http://127.0.0.1:{server.server_port}{path}").first_model() == "tiny"
 
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "url", ["banana", "localhost:8000", "ftp://host/v1", "http://", "http://host:port", "http://[::1", ""]
+)
+def test_what_is_no_address_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no address of an endpoint: write it as http://HOST:PORT/v1"):
+        Client(url)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb"])
+def test_a_key_that_fits_no_header_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequest, match="the API key holds characters"):
+        Client("http://host", key)
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers everything with ``body``; a stream of it has no end of its own."""
+
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], Client]]:
+    """Clients of servers that answer as told."""
+    servers = []
+
+    def make(body: bytes) -> Client:
+        server = HTTPServer(("127.0.0.1", 0), type("Told", (Answer,), {"body": body}))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return Client(f"http://127.0.0.1:{server.server_port}")
+
+    yield make
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"data": 3}', b'{"models": []}'])
+def test_a_server_of_another_kind_is_told_from_ours(answering, body: bytes) -> None:
+    with pytest.raises(ClientError, match="does not speak OpenAI's API"):
+        answering(body).first_model()
+
+
+def test_what_came_before_a_stream_broke_off_is_given_and_then_the_reason(answering) -> None:
+    event = b'data: {"choices": [{"text": "half"}]}\n\n'
+
+    for body, says in (
+        (event, "broke off before its end"),
+        (event + b"data: {\n\n", "no JSON"),
+        (event + b'data: {"error": {"message": "the replica is gone"}}\n\n', "the replica is gone"),
+    ):
+        pieces = answering(body).stream_completion("tiny", "x")
+        assert next(pieces) == "half"
+        with pytest.raises(ClientError, match=says):
+            next(pieces)

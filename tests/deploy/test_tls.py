@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.sh"
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two self-signed certificates, a and b."""
+    """A folder with self-signed certificates: a and b are good, ``old`` has expired; ``locked.key`` has a password."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("a", "b"):
         subprocess.run(
@@ -27,6 +27,10 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
              "-keyout", f"{name}.key", "-out", f"{name}.crt"],
             cwd=folder, check=True, capture_output=True,
         )  # fmt: skip
+    make_old = ["openssl", "x509", "-in", "a.crt", "-signkey", "a.key", "-days", "-1", "-out", "old.crt"]
+    lock = ["openssl", "pkey", "-in", "a.key", "-aes256", "-passout", "pass:secret", "-out", "locked.key"]
+    for command in (make_old, lock):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder
 
 
@@ -48,6 +52,9 @@ def test_a_key_and_its_certificate_become_one_private_file(pem: Path, tmp_path: 
         ("none", "a.crt", "cannot be read"),
         ("a.key", "b.crt", "no certificate and its key"),
         ("a.crt", "a.key", "no certificate and its key"),
+        ("a.key", ".", "no certificate and its key"),
+        ("locked.key", "a.crt", "has a password"),
+        ("a.key", "old.crt", "certificate has expired"),
     ],
 )
 def test_what_makes_no_certificate_is_refused(

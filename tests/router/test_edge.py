@@ -216,6 +216,36 @@ async def test_answers_say_how_many_requests_still_fit(make_edge) -> None:
     await asyncio.gather(*waiting)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("POST", "/v1/batches", "shoal run-batch"),
+        ("POST", "/v1/files", "shoal run-batch"),
+        ("GET", "/v1/files/file-1/content", "shoal run-batch"),
+        ("POST", "/v1/audio/speech", "served are"),
+        ("POST", "/v1/images/generations", "served are"),
+        ("POST", "/v1/assistants", "served are"),
+        ("POST", "/v1/moderations", "served are"),
+        ("POST", "/v1/fine_tuning/jobs", "/v1/chat/completions"),
+        ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/completion", "did you mean /v1/completions?"),
+        ("GET", "/" + "x" * 3000, "served are"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_an_unknown_path_is_told_what_is_served(make_edge, method: str, path: str, says: str) -> None:
+    edge = await make_edge()
+
+    response = await edge.client.request(method, path, json={"model": "tiny"} if method == "POST" else None)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "unknown_url", None)
+    assert says in error["message"]
+    assert len(error["message"]) < 600
+
+
 async def test_too_many_requests_say_when_to_come_again(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(step_s=None), limits=Limits(max_waiting_per_replica=1))
     waiting = asyncio.create_task(edge.complete(max_tokens=1))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router import ledger as ledgers
+from router.config import Timeouts
 from router.generation import Generation
 from router.ledger import KEPT_S, Ledger
 from router.scripted_replica import ScriptedReplica
@@ -46,6 +47,33 @@ async def test_a_request_that_runs_is_told_as_far_as_it_has_come(make_edge) -> N
         edge.replica.step()
     assert (await answer).status_code == 200
     assert (await about(edge, "mine")).json()["state"] == "ended"
+
+
+async def test_a_request_that_was_cut_off_tells_how(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None), timeouts=Timeouts(replica_wait_s=0.05))
+    leaving = asyncio.create_task(ask(edge, {"x-request-id": "leaves"}))
+    await edge.until(lambda: bool(edge.replica.submits))
+    assert (await about(edge, "leaves")).json()["outcome"] == "running"
+    leaving.cancel()
+    await edge.until(lambda: edge.replica_set.num_placed == 0)
+    left = (await about(edge, "leaves")).json()
+
+    losing = asyncio.create_task(ask(edge, {"x-request-id": "loses"}))
+    await edge.until(lambda: edge.replica_set.num_placed == 1)
+    await edge.replica.kill()
+    assert (await losing).status_code == 503
+    lost = (await about(edge, "loses")).json()
+
+    assert (left["outcome"], left["choices"][0]["finish_reason"]) == ("client left", None)
+    assert lost["outcome"].startswith("failed: no replica of the model")
+
+
+async def test_a_finished_request_says_so_to_whoever_asks(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    told = (await ask(edge, {"X-Shoal-Explain": "1"})).json()["shoal"]
+
+    assert (told["outcome"], told["choices"][0]["finish_reason"]) == ("finished", "length")
 
 
 async def test_a_request_is_told_to_its_own_key_alone(make_edge) -> None:
@@ -103,6 +131,7 @@ class Clock:
 def ended(ledger: Ledger, number: int) -> None:
     generation = Generation.__new__(Generation)
     generation.request_id, generation.choices, generation.arrival_s = f"cmpl-{number}", [], 0.0
+    generation.failure = None
     ledger.begin(generation, f"http-{number}", "a")
     ledger.end(generation)
 
@@ -121,7 +150,7 @@ def test_a_ledger_forgets_after_a_while() -> None:
     ledger.check()
 
 
-@pytest.mark.parametrize("bound", [("MAX_ENDED", 3), ("MAX_BYTES", 330)])
+@pytest.mark.parametrize("bound", [("MAX_ENDED", 3), ("MAX_BYTES", 400)])
 def test_a_ledger_does_not_outgrow_its_bounds(
     bound: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n router/rpc/proto/inference.proto\x12\x12shoal.inference.v1\"\xaf\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x38\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x1c.shoal.inference.v1.TokenIdsH\x00\x12\x38\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32 .shoal.inference.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x03\x88\x01\x01\x12\x18\n\x0btemperature\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05top_k\x18\n \x01(\x05H\x06\x88\x01\x01\x12\x12\n\x05min_p\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x04H\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x46\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x32.shoal.inference.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"=\n\x0c\x43onversation\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.shoal.inference.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xcd\x01\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.shoal.inference.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12(\n\x05usage\x18\x07 \x01(\x0b\x32\x19.shoal.inference.v1.Usage\"\x97\x01\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x37\n\x03top\x18\x03 \x03(\x0b\x32*.shoal.inference.v1.TokenLogprobs.TopEntry\x1a*\n\x08TopEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2d\n\tInference\x12W\n\x08Generate\x12#.shoal.inference.v1.GenerateRequest\x1a$.shoal.inference.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n router/rpc/proto/inference.proto\x12\x12shoal.inference.v1\"\xb6\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x38\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x1c.shoal.inference.v1.TokenIdsH\x00\x12\x38\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32 .shoal.inference.v1.ConversationH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x18\n\x0btemperature\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05top_p\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x12\n\x05top_k\x18\n \x01(\x05H\x07\x88\x01\x01\x12\x12\n\x05min_p\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\x0b\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x04H\x0c\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x46\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x32.shoal.inference.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\r\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x15 \x01(\tH\x01\x12\x15\n\x0bjson_object\x18\x16 \x01(\x08H\x01\x12\x0f\n\x05regex\x18\x17 \x01(\tH\x01\x12\x11\n\x07grammar\x18\x18 \x01(\tH\x01\x12+\n\x06\x63hoice\x18\x19 \x01(\x0b\x32\x19.shoal.inference.v1.TextsH\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\x06\n\x04\x66ormB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"=\n\x0c\x43onversation\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.shoal.inference.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xcd\x01\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x33\n\x08logprobs\x18\x04 \x03(\x0b\x32!.shoal.inference.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x13\n\x0bstop_reason\x18\x06 \x01(\t\x12(\n\x05usage\x18\x07 \x01(\x0b\x32\x19.shoal.inference.v1.Usage\"\x97\x01\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x37\n\x03top\x18\x03 \x03(\x0b\x32*.shoal.inference.v1.TokenLogprobs.TopEntry\x1a*\n\x08TopEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2d\n\tInference\x12W\n\x08Generate\x12#.shoal.inference.v1.GenerateRequest\x1a$.shoal.inference.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS_TOPENTRY']._loaded_options = None
   _globals['_TOKENLOGPROBS_TOPENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=57
-  _globals['_GENERATEREQUEST']._serialized_end=872
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=645
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=693
-  _globals['_TOKENIDS']._serialized_start=874
-  _globals['_TOKENIDS']._serialized_end=897
-  _globals['_CONVERSATION']._serialized_start=899
-  _globals['_CONVERSATION']._serialized_end=960
-  _globals['_MESSAGE']._serialized_start=962
-  _globals['_MESSAGE']._serialized_end=1002
-  _globals['_GENERATERESPONSE']._serialized_start=1005
-  _globals['_GENERATERESPONSE']._serialized_end=1210
-  _globals['_TOKENLOGPROBS']._serialized_start=1213
-  _globals['_TOKENLOGPROBS']._serialized_end=1364
-  _globals['_TOKENLOGPROBS_TOPENTRY']._serialized_start=1322
-  _globals['_TOKENLOGPROBS_TOPENTRY']._serialized_end=1364
-  _globals['_USAGE']._serialized_start=1366
-  _globals['_USAGE']._serialized_end=1446
-  _globals['_INFERENCE']._serialized_start=1448
-  _globals['_INFERENCE']._serialized_end=1548
+  _globals['_GENERATEREQUEST']._serialized_end=1007
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=772
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=820
+  _globals['_TEXTS']._serialized_start=1009
+  _globals['_TEXTS']._serialized_end=1031
+  _globals['_TOKENIDS']._serialized_start=1033
+  _globals['_TOKENIDS']._serialized_end=1056
+  _globals['_CONVERSATION']._serialized_start=1058
+  _globals['_CONVERSATION']._serialized_end=1119
+  _globals['_MESSAGE']._serialized_start=1121
+  _globals['_MESSAGE']._serialized_end=1161
+  _globals['_GENERATERESPONSE']._serialized_start=1164
+  _globals['_GENERATERESPONSE']._serialized_end=1369
+  _globals['_TOKENLOGPROBS']._serialized_start=1372
+  _globals['_TOKENLOGPROBS']._serialized_end=1523
+  _globals['_TOKENLOGPROBS_TOPENTRY']._serialized_start=1481
+  _globals['_TOKENLOGPROBS_TOPENTRY']._serialized_end=1523
+  _globals['_USAGE']._serialized_start=1525
+  _globals['_USAGE']._serialized_end=1605
+  _globals['_INFERENCE']._serialized_start=1607
+  _globals['_INFERENCE']._serialized_end=1707
 # @@protoc_insertion_point(module_scope)

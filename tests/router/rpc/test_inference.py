@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.config import Limits, RpcConfig, Timeouts
-from router.rpc.server import start_rpc_server
+from router.config import Limits, Timeouts
 from router.scripted_replica import ScriptedReplica
 from router.telemetry.traces import Traces
 from router.tenancy.keys import ring_of_keys
@@ -48,29 +46,6 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return messages, stubs
 
 
-Connect = Callable[..., Awaitable[tuple[Any, grpc.aio.Channel]]]
-
-
-@pytest.fixture
-async def connect(make_edge: Any) -> AsyncIterator[Connect]:
-    """An ingress with a gRPC server, and a channel to it."""
-    closing: list[Any] = []
-
-    async def make(*replicas: ScriptedReplica, **options: Any) -> tuple[Any, grpc.aio.Channel]:
-        edge = await make_edge(*replicas, **options)
-        server, port = await start_rpc_server(
-            RpcConfig("127.0.0.1", 0), edge.ingress, edge.app.state.metrics, edge.app.state.keys
-        )
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        closing.append((server, channel))
-        return edge, channel
-
-    yield make
-    for server, channel in closing:
-        await channel.close()
-        await server.stop(None)
-
-
 def generate(channel: grpc.aio.Channel, messages: Any, metadata: Any = None, **fields: Any) -> Any:
     """Call as the generated stub does; the path names our package."""
     call = channel.unary_stream(
@@ -85,7 +60,7 @@ def says(text: str):
     return lambda submit: list(text.encode())
 
 
-async def test_a_generated_client_streams_text(generated: Any, connect: Connect) -> None:
+async def test_a_generated_client_streams_text(generated: Any, connect: Any) -> None:
     messages, stubs = generated
     edge, channel = await connect(ScriptedReplica(script=says("Hello, wörld")))
 
@@ -100,7 +75,7 @@ async def test_a_generated_client_streams_text(generated: Any, connect: Connect)
 
 
 async def test_a_call_is_told_of_in_log_and_trace_as_over_http(
-    generated: Any, connect: Connect, caplog: pytest.LogCaptureFixture
+    generated: Any, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     messages, _ = generated
     edge, channel = await connect(ScriptedReplica())
@@ -122,7 +97,7 @@ async def test_a_call_is_told_of_in_log_and_trace_as_over_http(
     assert line.fields["num_output_tokens"] == 3  # type: ignore[attr-defined]
 
 
-async def test_a_conversation_is_the_same_prompt_as_over_http(generated: Any, connect: Connect) -> None:
+async def test_a_conversation_is_the_same_prompt_as_over_http(generated: Any, connect: Any) -> None:
     messages, _ = generated
     edge, channel = await connect(ScriptedReplica())
     said = messages.Conversation(messages=[messages.Message(role="user", content="hello")])
@@ -136,7 +111,7 @@ async def test_a_conversation_is_the_same_prompt_as_over_http(generated: Any, co
     assert [one.params for one in over_grpc] == [one.params for one in over_http]
 
 
-async def test_token_ids_stop_strings_and_logprobs(generated: Any, connect: Connect) -> None:
+async def test_token_ids_stop_strings_and_logprobs(generated: Any, connect: Any) -> None:
     messages, _ = generated
     _, channel = await connect(ScriptedReplica(script=says("one two three")))
 
@@ -169,7 +144,7 @@ async def test_token_ids_stop_strings_and_logprobs(generated: Any, connect: Conn
     ids=lambda value: str(value)[:30],
 )
 async def test_errors_are_those_of_the_http_api(
-    generated: Any, connect: Connect, fields: dict[str, Any], status: grpc.StatusCode, param: str
+    generated: Any, connect: Any, fields: dict[str, Any], status: grpc.StatusCode, param: str
 ) -> None:
     messages, _ = generated
     _, channel = await connect(ScriptedReplica())
@@ -183,7 +158,7 @@ async def test_errors_are_those_of_the_http_api(
     assert caught.value.details()
 
 
-async def test_full_queues_and_lost_replicas_have_their_status(generated: Any, connect: Connect) -> None:
+async def test_full_queues_and_lost_replicas_have_their_status(generated: Any, connect: Any) -> None:
     messages, _ = generated
     _, full = await connect(ScriptedReplica(), limits=Limits(max_waiting_per_replica=0))
     _, empty = await connect(timeouts=Timeouts(replica_wait_s=0.05))
@@ -198,7 +173,7 @@ async def test_full_queues_and_lost_replicas_have_their_status(generated: Any, c
         assert caught.value.code() is status
 
 
-async def test_a_key_is_asked_for_where_there_are_keys(generated: Any, connect: Connect) -> None:
+async def test_a_key_is_asked_for_where_there_are_keys(generated: Any, connect: Any) -> None:
     messages, _ = generated
     _, channel = await connect(ScriptedReplica(), keys=ring_of_keys(["sk-123456"]))
 
@@ -216,7 +191,7 @@ async def test_a_key_is_asked_for_where_there_are_keys(generated: Any, connect: 
     assert allowed
 
 
-async def test_a_cancelled_call_cancels_its_request(generated: Any, connect: Connect) -> None:
+async def test_a_cancelled_call_cancels_its_request(generated: Any, connect: Any) -> None:
     messages, _ = generated
     edge, channel = await connect(ScriptedReplica(step_s=None, script=says("a" * 99)))
     call = generate(channel, messages, prompt="a", max_tokens=50)
@@ -232,7 +207,7 @@ async def test_a_cancelled_call_cancels_its_request(generated: Any, connect: Con
     await edge.until(lambda: edge.replica_set.num_placed == 0)
 
 
-async def test_health_and_reflection_are_the_standard_ones(connect: Connect) -> None:
+async def test_health_and_reflection_are_the_standard_ones(connect: Any) -> None:
     edge, channel = await connect(ScriptedReplica())
     health = health_pb2_grpc.HealthStub(channel)
     watch = health.Watch(health_pb2.HealthCheckRequest())

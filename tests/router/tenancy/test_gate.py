@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tenancy.gate import Admission, Gate, Share
+from router.tenancy.gate import Admission, Budget, Gate, Share
 from router.tenancy.keys import Tenant
 from router.tenancy.window import Window
 from workers.engine.errors import Forbidden, RateLimited
@@ -48,6 +48,18 @@ def num_admitted(gate: Gate, tenant: Tenant, attempts: int, num_tokens: int = 1)
 
 
 # -- one process --------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_told_what_is_left_of_its_own_limits(gate: Gate, clock: Clock) -> None:
+    tenant = Tenant("a", requests_per_minute=10, tokens_per_minute=100)
+    gate.share = Share(0, 2)
+
+    gate.admit(tenant, MODEL, 7).end(3)
+
+    assert gate.budgets(tenant) == {"requests": Budget(10, 4, 61), "tokens": Budget(100, 40, 61)}
+    clock.now_s += 61
+    assert gate.budgets(tenant) == {"requests": Budget(10, 5, 0), "tokens": Budget(100, 50, 0)}
+    assert gate.budgets(Tenant("free")) == {}
 
 
 def test_a_minute_lets_in_its_requests_and_the_next_as_many(gate: Gate, clock: Clock) -> None:

@@ -28,6 +28,7 @@ async def edge(make_edge: Any) -> Any:
     ring = KeyRing(
         [
             tenant("rare", requests_per_minute=1),
+            tenant("counted", requests_per_minute=10, tokens_per_minute=100),
             tenant("other-model", models=frozenset({"big"})),
             tenant("vip", priority=-5),
             tenant("ops", is_admin=True),
@@ -45,6 +46,28 @@ async def test_a_limit_is_answered_with_429_and_when_to_come_again(edge: Any) ->
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(refused.headers["retry-after"]) <= 61
     assert (await ask(edge, "vip")).status_code == 200  # others are not hurt
+
+
+async def test_answers_say_what_is_left_of_the_keys_own_limits(edge: Any) -> None:
+    await ask(edge, "counted")
+    headers = (await ask(edge, "counted")).headers
+
+    told = {name.removeprefix("x-ratelimit-"): headers[name] for name in headers if "ratelimit" in name}
+    resets = [told.pop(f"reset-{what}") for what in ("requests", "tokens")]
+    assert told == {
+        "limit-requests": "10",
+        "remaining-requests": "8",
+        "limit-tokens": "100",
+        "remaining-tokens": str(100 - 2 * 5 - 4),  # both prompts, and the output that had ended by then
+    }
+    assert all(59_000 < int(reset.removesuffix("ms")) <= 61_000 for reset in resets)
+
+
+async def test_who_shows_no_key_is_told_of_no_limits(edge: Any) -> None:
+    refused = await edge.client.get("/v1/models")
+
+    assert refused.status_code == 401
+    assert not [name for name in refused.headers if "ratelimit" in name]
 
 
 async def test_a_key_for_another_model_is_refused(edge: Any) -> None:
