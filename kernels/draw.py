@@ -201,7 +201,7 @@ def _race_stretches_kernel(
     RACE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Some stretches of one row a program: the highest logit and where it stands, and which stretch wins the race."""
+    """Some stretches of one row a program: the highest logit, and where it stands or which stretch wins the race."""
     index = tl.program_id(0)
     part = tl.program_id(1)
     if PDL:
@@ -217,21 +217,18 @@ def _race_stretches_kernel(
         logits_ptr + index.to(tl.int64) * vocab + columns, mask=columns < vocab, other=float("-inf")
     ).to(tl.float32)
     highest = tl.max(tl.max(logits, axis=1), axis=0)
-    # Comparisons pass NaN over: it is told as infinity, which is as wrong.
-    num_wrong = tl.sum(tl.sum((logits != logits).to(tl.int32), axis=1), axis=0)
-    highest = tl.where(num_wrong > 0, float("inf"), highest)
-    first = tl.min(tl.min(tl.where(logits == highest, columns, 2147483647), axis=1), axis=0)
     place = scratch_ptr + (index.to(tl.int64) * num_parts + part) * 4
-    tl.store(place, highest.to(tl.float64))
-    tl.store(place + 1, first.to(tl.float64))
+    # Comparisons pass NaN over: it is told as infinity, which is as wrong.
     if temperature > 0:
         inverse = 1.0 / temperature
         if floors_ptr is not None:
-            logits = tl.where(logits >= tl.load(floors_ptr + index), logits, float("-inf"))
+            logits = tl.where(logits < tl.load(floors_ptr + index), float("-inf"), logits)
         # Each stretch by itself: the same sums whichever others a program has.
         shift = tl.max(logits, axis=1)
         shift = tl.where(shift == float("-inf"), 0.0, shift)
         sums = tl.sum(tl.exp((logits - shift[:, None]) * inverse), axis=1).to(tl.float64)
+        is_wrong = tl.max((sums != sums).to(tl.int32), axis=0) > 0
+        tl.store(place, tl.where(is_wrong, float("inf"), highest).to(tl.float64))
         position = tl.load(starts_ptr + index) + 1
         # Logarithms throughout: stretches know no common highest logit. The lowest score wins.
         scores = _log_exponentials(
@@ -246,6 +243,11 @@ def _race_stretches_kernel(
         winner = tl.min(tl.where(scores == best, stretches, 2147483647), axis=0)
         tl.store(place + 2, best)
         tl.store(place + 3, winner.to(tl.float64))
+    else:
+        is_wrong = tl.max(tl.max((logits != logits).to(tl.int32), axis=1), axis=0) > 0
+        first = tl.min(tl.min(tl.where(logits == highest, columns, 2147483647), axis=1), axis=0)
+        tl.store(place, tl.where(is_wrong, float("inf"), highest).to(tl.float64))
+        tl.store(place + 1, first.to(tl.float64))
 
 
 @triton.jit

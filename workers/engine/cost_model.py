@@ -19,6 +19,8 @@ _SWEEPS = 2
 """Passes over the coefficients a step; a step changes little, and the next goes on from there."""
 _ERRORS_BETWEEN = 10
 """Steps between two looks at the median error: sorting takes a few us, and everyone is told after every step."""
+_AMPLE = 25
+"""A step whose prompts take so many times its fixed part gains no more than 4 % from another prompt."""
 _COPY_RATE = 0.2
 """Share by which one batch of copies moves their price."""
 
@@ -86,6 +88,11 @@ class CostModel:
         # per_attended_s / 2 * n^2 + token_s * n = seconds
         root = math.sqrt(token_s**2 + 2 * self.per_attended_s * max(seconds, 0.0))
         return int((root - token_s) / self.per_attended_s)
+
+    @property
+    def ample_prefill_tokens(self) -> float:
+        """Prompt tokens from which on a step is efficient: more prompts in it only wait for each other."""
+        return _AMPLE * self.base_s / self.per_token_s if self.per_token_s else math.inf
 
     def copy_s(self, num_blocks: int) -> float:
         """Predicted time to move ``num_blocks`` blocks one way between the tiers."""

@@ -58,6 +58,7 @@ class Draft:
     """A plan in the making."""
 
     __slots__ = (
+        "_num_ample",
         "_replays_outputs",
         "_sources",
         "budget",
@@ -79,6 +80,7 @@ class Draft:
         self.budget = budget
         """Tokens that may still be scheduled."""
         self.cost = cost
+        self._num_ample = cost.ample_prefill_tokens
         self.prefill_s = math.inf
         """Time that prompts may still take."""
         self.new_rows: list[NewRow] = []
@@ -102,6 +104,8 @@ class Draft:
         columns = self.decodes if is_decode else self.prefills
         if not is_decode and self.prefill_s < math.inf:
             self.prefill_s -= self.cost.prefill_s(num_tokens, request.num_computed)
+        if not is_decode:
+            self._num_ample -= num_tokens
         columns.put(request, num_tokens, samples, new_block_ids)
         self.budget -= num_tokens
         if samples:
@@ -115,8 +119,12 @@ class Draft:
 
     @property
     def has_room(self) -> bool:
-        """True while another prompt, or a part of one, may be scheduled."""
-        return self.budget > 0 and self.prefill_s > 0
+        """True while another prompt, or a part of one, may be scheduled.
+
+        Of many prompts that wait, each step takes as many as it needs to be efficient, not as many as it could: the
+        first ones get their tokens sooner, and those that decode wait less.
+        """
+        return self.budget > 0 and self.prefill_s > 0 and self._num_ample > 0
 
     def most_tokens(self, request: RequestState) -> int:
         """Tokens of a request that may be scheduled; of a prompt always a few, so that it gets on."""

@@ -57,3 +57,27 @@ def test_the_cost_model_says_how_many_tokens_fit_a_time() -> None:
     for cost in (COST, CostModel(per_attended_s=1e-7)):
         num_tokens = cost.prefill_tokens(0.05, 300)
         assert cost.prefill_s(num_tokens, 300) <= 0.05 < cost.prefill_s(num_tokens + 1, 300)
+
+
+def test_of_many_prompts_a_step_takes_what_makes_it_efficient(make_bench) -> None:
+    bench = make_bench(max_model_len=1024, num_blocks=400, max_num_batched_tokens=1024, cost=COST)
+    assert COST.ample_prefill_tokens == pytest.approx(250)
+    for _ in range(4):
+        bench.add(150)
+
+    first = bench.plan()
+    bench.apply()
+    second = bench.plan()
+    bench.apply()
+
+    assert first.num_tokens == [150, 150]
+    assert second.num_tokens == [1, 1, 150, 150]
+    bench.run()
+    bench.assert_all_as_expected()
+
+
+def test_one_long_prompt_is_not_cut_for_it(make_bench) -> None:
+    bench = make_bench(max_model_len=1024, num_blocks=400, max_num_batched_tokens=1024, cost=COST)
+    bench.add(900)
+
+    assert bench.plan().num_tokens == [900]
