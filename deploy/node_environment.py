@@ -22,6 +22,8 @@ def node_environment(longest_stream_s: int = LONGEST_STREAM_S) -> dict[str, str]
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # by default our code has a thread beside that of HTTP, and each token hops from one to the other
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # Serve's own errors are plain text, and HTTP/1.0 clients get chunks
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "router.outer_layer:middlewares",
         # by default HAProxy cuts what is older than 120 s at each reload
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(longest_stream_s + 60),
         # by default load reaches the autoscaling policy every 10 s

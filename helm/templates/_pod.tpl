@@ -2,6 +2,7 @@
 {{- define "shoal.env" -}}
 - {name: RAY_SERVE_ENABLE_HA_PROXY, value: "1"}
 - {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
+- {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: "router.outer_layer:middlewares"}
 - {name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: {{ include "shoal.graceSeconds" . | quote }}}
 - {name: RAY_SERVE_HAPROXY_METRICS_PORT, value: {{ .Values.ray.ports.haproxyMetrics | quote }}}
 - {name: RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT, value: {{ index .Values.ray.ports.directHttp 0 | quote }}}

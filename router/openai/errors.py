@@ -119,6 +119,12 @@ def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
     return row.status, _body(str(error), row.type, param, row.code)
 
 
+def foreign_error_object(status: int, message: str) -> dict[str, Any]:
+    """Body of an error that Ray Serve or another layer around us answers, which says it as plain text."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _body(message, kind, None, _HTTP_CODES.get(status))
+
+
 def retry_after(error: ShoalError) -> int | None:
     """Seconds after which the same request may pass; None if waiting does not help."""
     if isinstance(error, Overloaded):
