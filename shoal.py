@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.offline.beam_search import BeamSearchParams
+    from deploy.offline.failures import PromptsFailed
     from deploy.offline.llm import LLM
     from deploy.offline.outputs import (
         BeamSearchOutput,
@@ -26,6 +27,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "Logprob",
     "PoolingRequestOutput",
+    "PromptsFailed",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -42,6 +44,7 @@ _HOMES = {
     "EmbeddingRequestOutput": "deploy.offline.outputs",
     "PoolingRequestOutput": "deploy.offline.outputs",
     "Logprob": "deploy.offline.outputs",
+    "PromptsFailed": "deploy.offline.failures",
 }
 
 

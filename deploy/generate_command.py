@@ -36,6 +36,8 @@ def generate(
     load_format: Annotated[str, typer.Option(help="auto, gguf, safetensors or dummy.")] = "auto",
 ) -> None:
     """Complete prompts in this process, without a server."""
+    if output is not None:
+        _check_output(output)
     prompts = _read_prompts(Path(prompt[0])) if len(prompt) == 1 and _is_file(prompt[0]) else list(prompt)
     from shoal import LLM, SamplingParams
 
@@ -66,6 +68,14 @@ def generate(
                 file,
                 {"prompt": text, "text": one.outputs[0].text, "finish_reason": one.outputs[0].finish_reason},
             )
+
+
+def _check_output(path: Path) -> None:
+    """What cannot be written is said before anything is computed."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise InvalidRequest(f"--output {path} cannot be written: {error.strerror}", "output") from None
 
 
 def _is_file(word: str) -> bool:

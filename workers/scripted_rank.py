@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from workers.engine.admission import most_known
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Constraint, Matcher
 from workers.engine.plan import (
@@ -340,7 +341,9 @@ class ScriptedRank:
         return rows
 
     def _begin(self, new_row: NewRow) -> ScriptedRow:
-        max_len = min(new_row.num_prompt_tokens + new_row.params.max_tokens, self._config.max_model_len)
+        max_len = min(
+            new_row.num_prompt_tokens + new_row.params.max_tokens, most_known(new_row.params, self._config)
+        )
         return ScriptedRow(new_row.params, list(new_row.token_ids), new_row.num_prompt_tokens, max_len)
 
     def _append_blocks(self, row: ScriptedRow, new_block_ids: list[int], start: int) -> None:

@@ -30,6 +30,7 @@ class Choice:
         self._pieces: list[str] = []
         if params.logprobs is not None:
             self._output.logprobs = []
+        if params.logprobs is not None or params.is_contest:
             self._output.cumulative_logprob = 0.0
         request.outputs.append(self._output)
 
@@ -58,6 +59,7 @@ class Choice:
                     return True
         if new.finish_reason is None:
             return False
+        self._output.error = new.error
         user_stops = self._params.stop_token_ids or ()
         self._end(new.finish_reason.value, new.stop_token_id if new.stop_token_id in user_stops else None)
         return True
@@ -68,15 +70,15 @@ class Choice:
         self._output.text = "".join(self._pieces)
         self._output.finish_reason = finish_reason
         self._output.stop_reason = stop_reason
-        self.request.finished = len(self.request.outputs) == self._params.n and all(
+        self.request.finished = len(self.request.outputs) == self._params.num_choices and all(
             output.finish_reason is not None for output in self.request.outputs
         )
 
     def _add_logprobs(self, token_id: int, found: TokenLogprobs) -> None:
-        assert self._output.logprobs is not None, "logprobs come only where they were asked for"
         assert self._output.cumulative_logprob is not None, "logprobs come only where they were asked for"
-        self._output.logprobs.append(self._candidates(token_id, found))
         self._output.cumulative_logprob += found.sampled
+        if self._output.logprobs is not None:
+            self._output.logprobs.append(self._candidates(token_id, found))
 
     def _candidates(self, token_id: int, found: TokenLogprobs) -> dict[int, Logprob]:
         """The likeliest tokens at a place, and the one that stands there, which may be one more."""

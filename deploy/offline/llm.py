@@ -7,18 +7,15 @@ reach them over the step channel, as in a cluster.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
-
-from tqdm import tqdm
 
 from deploy.model_check import check_model
 from deploy.offline.beam_search import BeamSearchParams, SearchedChoice
-from deploy.offline.choice import Choice
 from deploy.offline.engine_config import engine_config
+from deploy.offline.engine_loop import EngineLoop
 from deploy.offline.executor import start_executor
+from deploy.offline.failures import naming_prompt, raise_failures
 from deploy.offline.llm_settings import LLMSettings
 from deploy.offline.outputs import (
     BeamSearchOutput,
@@ -40,9 +37,8 @@ from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import resolve_model
 from workers.engine.admission import context_len
 from workers.engine.cost_model import CostModel
-from workers.engine.engine import Engine
-from workers.engine.errors import InvalidRequest, PromptTooLong, ShoalError
-from workers.engine.outputs import Load, TokenOutput
+from workers.engine.errors import InvalidRequest, PromptTooLong
+from workers.engine.outputs import Load
 from workers.engine.request import ChoiceParams, EngineRequest
 
 _log = logging.getLogger("shoal.offline")
@@ -83,22 +79,19 @@ class LLM:
         model_config = read_model_config(files, settings.model_impl)
         check_model(settings, files, model_config)
         self.tokenizer = None if skip_tokenizer_init else load_tokenizer(settings, files)
-        self._executor, counts = start_executor(settings, files)
+        executor, counts = start_executor(settings, files)
         self.max_model_len = context_len(
             settings.max_model_len, model_config.max_position_embeddings, counts.device, settings.block_size
         )
         self.engine_config = engine_config(settings, self.max_model_len, counts, model_config)
         self.num_blocks, self.num_host_blocks = counts.device, counts.host
         self.block_bytes = counts.block_bytes
-        self._cost = measure_copies(self._executor, self.engine_config, CostModel())
-        self._engine = Engine(self.engine_config, self._cost)
+        cost = measure_copies(executor, self.engine_config, CostModel())
+        self._loop = EngineLoop(self.engine_config, executor, cost)
         self.vocab_size = model_config.vocab_size
         self._writer = RequestWriter(
             self.tokenizer, self.max_model_len, self.vocab_size, model_config.eos_token_ids, settings.seed
         )
-        self._choices: dict[str, Choice | PooledChoice | SearchedChoice] = {}
-
-    # -- generating ---------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -117,8 +110,10 @@ class LLM:
 
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
+            PromptsFailed: prompts failed while their output was made; the error has what the others gave.
             ShoalError: the model's weights are broken, or a rank is lost.
         """
+        self._loop.check_open()
         listed = as_list(prompts)
         params = params_for(sampling_params, len(listed))
         priorities = [0] * len(listed) if priority is None else list(priority)
@@ -132,14 +127,23 @@ class LLM:
                     f"a priority is {one_priority!r}, it must be an integer from {-_MOST_PRIORITY} to {_MOST_PRIORITY}",
                     "priority",
                 )
-        outputs = [self._writer.prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        outputs = []
+        for index, (prompt, one) in enumerate(zip(listed, params, strict=True)):
+            with naming_prompt(index, len(listed)):
+                outputs.append(self._writer.prepare(prompt, one))
         try:
-            for output, one, rank in zip(outputs, params, priorities, strict=True):
-                self._submit(output, one, rank)
-            self._run(outputs, use_tqdm)
+            for index, (output, one, rank) in enumerate(zip(outputs, params, priorities, strict=True)):
+                with naming_prompt(index, len(listed)):
+                    for written in self._writer.write(output, one, rank):
+                        self._loop.add(written.request, written.choice, written.matcher)
+            self._loop.run(len(outputs), use_tqdm)
         except BaseException:
-            self._withdraw()
+            self._loop.withdraw()
             raise
+        raise_failures(outputs)
+        for output, one in zip(outputs, params, strict=True):
+            if one.is_contest:
+                output.keep_best(one.n)
         return outputs
 
     def chat(
@@ -184,6 +188,7 @@ class LLM:
         Raises:
             UserError: a prompt cannot be served; nothing was generated.
         """
+        self._loop.check_open()
         prepared = [self._writer.prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
         longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
         if longest + params.max_tokens > self.max_model_len:
@@ -247,10 +252,12 @@ class LLM:
         ]
 
     def _pool(self, prompts: Prompt | Iterable[Prompt], pooling: str, use_tqdm: bool) -> list[PooledChoice]:
-        params = pooled_params(pooling)
-        choices = [
-            PooledChoice(self._writer.prepare(prompt, SamplingParams())) for prompt in as_list(prompts)
-        ]
+        self._loop.check_open()
+        params, listed = pooled_params(pooling), as_list(prompts)
+        choices = []
+        for index, prompt in enumerate(listed):
+            with naming_prompt(index, len(listed)):
+                choices.append(PooledChoice(self._writer.prepare(prompt, has_output=False)))
         self._complete(choices, params, use_tqdm)
         return choices
 
@@ -259,26 +266,26 @@ class LLM:
     ) -> None:
         """Run requests that end with the one output they have."""
         try:
-            for choice in choices:
+            for index, choice in enumerate(choices):
                 request = choice.request
-                self._choices[request.request_id] = choice
-                self._engine.add(
-                    EngineRequest(request.request_id, request.prompt_token_ids, params), time.monotonic()
-                )
-            self._run([choice.request for choice in choices], use_tqdm)
+                with naming_prompt(index, len(choices)):
+                    self._loop.add(
+                        EngineRequest(request.request_id, request.prompt_token_ids, params), choice
+                    )
+            self._loop.run(len(choices), use_tqdm)
         except BaseException:
-            self._withdraw()
+            self._loop.withdraw()
             raise
 
     @property
     def load(self) -> Load:
         """What the engine holds, and its counts since start."""
-        return self._engine.load()
+        return self._loop.load
 
     @property
     def step_error_p50(self) -> float:
         """Median error of what the cost model has predicted for the last steps, relative to what they took."""
-        return self._engine.step_error_p50
+        return self._loop.engine.step_error_p50
 
     def restart_engine(self, **fields: Any) -> None:
         """Begin anew with an empty engine on the same ranks.
@@ -286,66 +293,8 @@ class LLM:
         Args:
             fields: of ``EngineConfig``, where they differ from how the model was loaded; no limit may be higher.
         """
-        assert not self._choices, "the engine is restarted between two runs"
-        self._turn_until_idle()
-        self._engine = Engine(replace(self.engine_config, **fields), self._cost)
+        self._loop.restart(**fields)
 
     def close(self) -> None:
-        """Let the ranks go."""
-        self._executor.close()
-
-    # -- the loop -----------------------------------------------------------------------------------------
-
-    def _run(self, outputs: Sequence[RequestOutput], use_tqdm: bool) -> None:
-        engine, executor = self._engine, self._executor
-        started_s, num_before = time.monotonic(), engine.num_output_tokens
-        with tqdm(total=len(outputs), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            while self._choices:
-                while (plan := engine.plan(time.monotonic())) is not None:
-                    executor.launch(plan)
-                if engine.num_launched:
-                    for token_output in engine.apply(executor.collect(), time.monotonic()):
-                        if self._take(token_output.request_id, token_output) and use_tqdm:
-                            num_tokens = engine.num_output_tokens - num_before
-                            rate = num_tokens / (time.monotonic() - started_s)
-                            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
-                            bar.update(1)
-        # Copies to the host tier may go on: nobody waits for them.
-        self._collect_launched()
-
-    def _turn_until_idle(self) -> None:
-        """Wait for what is under way though no request is: copies between the tiers."""
-        while self._engine.has_work:
-            while (plan := self._engine.plan(time.monotonic())) is not None:
-                self._executor.launch(plan)
-            self._collect_launched()
-
-    def _collect_launched(self) -> None:
-        while self._engine.num_launched:
-            self._engine.apply(self._executor.collect(), time.monotonic())
-
-    def _submit(self, output: RequestOutput, params: SamplingParams, priority: int) -> None:
-        for written in self._writer.write(output, params, priority):
-            self._choices[written.request.request_id] = written.choice
-            # A request without earlier output cannot have ended yet, so nothing comes back.
-            self._engine.add(written.request, time.monotonic(), written.matcher)
-
-    def _take(self, request_id: str, token_output: TokenOutput) -> bool:
-        """Hand an output to its choice; True if its prompt has all of its outputs now."""
-        if token_output.error is not None and not token_output.is_user_error:
-            raise ShoalError(token_output.error)
-        choice = self._choices[request_id]
-        ended = choice.take(token_output)
-        if not ended:
-            return False
-        if token_output.finish_reason is None:  # a stop string was found: the engine does not know
-            self._engine.abort(request_id)
-        del self._choices[request_id]
-        return choice.request.finished
-
-    def _withdraw(self) -> None:
-        """Leave the engine empty after a refused prompt or an interrupted run."""
-        for request_id in list(self._choices):
-            self._engine.abort(request_id)
-        self._choices.clear()
-        self._collect_launched()
+        """Let the ranks go; nothing can be generated afterwards. Safe to call twice."""
+        self._loop.close()

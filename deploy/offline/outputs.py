@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,11 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
-    """"stop", "length", or "error" where a grammar could not be followed further."""
+    """"stop", "length" or "error"."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the end-of-sequence token."""
+    error: str | None = None
+    """With "error": why it could not go on, such as a grammar that could not be followed further."""
 
     def finished(self) -> bool:
         """True once it has ended."""
@@ -52,6 +55,17 @@ class RequestOutput:
     """Of the output that gave way most often."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """Of each token of the prompt, where they were asked for; None for the first, of which nothing is known."""
+
+    def keep_best(self, num_outputs: int) -> None:
+        """Keep the outputs with the highest mean log-probability of a token, best first."""
+
+        def mean(one: CompletionOutput) -> float:
+            assert one.cumulative_logprob is not None, "a contest is decided by log-probabilities"
+            return one.cumulative_logprob / len(one.token_ids) if one.token_ids else -math.inf
+
+        self.outputs = sorted(self.outputs, key=mean, reverse=True)[:num_outputs]
+        for index, output in enumerate(self.outputs):
+            output.index = index
 
 
 @dataclass(frozen=True, slots=True)

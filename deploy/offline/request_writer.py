@@ -19,6 +19,8 @@ from workers.engine.request import EngineRequest
 from workers.grammar import GrammarCompiler
 from workers.mask_threads import spare_threads
 
+_PLAIN = SamplingParams()
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenRequest:
@@ -48,22 +50,25 @@ class RequestWriter:
         self._ids = itertools.count()
         self._seeds = random.Random(seed)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        """Return the output of ``prompt``, with nothing in it yet.
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams = _PLAIN, *, has_output: bool = True
+    ) -> RequestOutput:
+        """Return the output of ``prompt``, with nothing in it yet; without ``has_output`` nothing is generated.
 
         Raises:
             UserError: the prompt cannot be served, or its parameters need a tokenizer.
         """
         text, token_ids = encoded(prompt, self._tokenizer)
         params.check_vocabulary(self._vocab_size)
-        keep = params.truncate_prompt_tokens
+        longest, keep = self._max_model_len - has_output, params.truncate_prompt_tokens
         if keep is not None:
-            token_ids = token_ids[-(self._max_model_len - 1 if keep == -1 else keep) :]
+            token_ids = token_ids[-(longest if keep == -1 else keep) :]
         if not token_ids:
             raise InvalidRequest("the prompt has no tokens, it must have at least one", "prompt")
-        if len(token_ids) >= self._max_model_len:
+        if len(token_ids) > longest:
+            output = " with its output" if has_output else ""
             raise PromptTooLong(
-                f"the prompt has {len(token_ids)} tokens, this model takes {self._max_model_len} with its output: "
+                f"the prompt has {len(token_ids)} tokens, this model takes {self._max_model_len}{output}: "
                 "shorten it or raise max_model_len",
                 "prompt",
             )
@@ -79,7 +84,7 @@ class RequestWriter:
         seed = self._seeds.getrandbits(63)
         left = self._max_model_len - len(output.prompt_token_ids)
         bad_words = self._bad_words(params)
-        for index in range(params.n):
+        for index in range(params.num_choices):
             choice = Choice(output, index, params, self._tokenizer)
             wanted = params.choice(index, seed, left, bad_words)
             request = EngineRequest(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from deploy.offline.structured import StructuredOutputsParams
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import ChoiceParams
+
+MOST_CHOICES = 16384
+"""Outputs of one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +25,8 @@ class SamplingParams:
 
     n: int = 1
     """Outputs of the prompt."""
+    best_of: int | None = None
+    """Compute so many and give the ``n`` with the highest mean log-probability of a token; None: ``n``."""
     max_tokens: int | None = 16
     """None: as many as the context allows."""
     min_tokens: int = 0
@@ -55,23 +62,37 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        self._check("n", self.n, 1, 16384)
+        """Check types and ranges."""
+        self._check_integer("n", self.n, 1, MOST_CHOICES)
+        if self.best_of is not None:
+            self._check_integer("best_of", self.best_of, self.n, MOST_CHOICES)
         if self.max_tokens is not None:
-            self._check("max_tokens", self.max_tokens, 1, math.inf)
-            self._check("min_tokens", self.min_tokens, 0, self.max_tokens)
+            self._check_integer("max_tokens", self.max_tokens, 1, math.inf)
+        self._check_integer(
+            "min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens
+        )
         self._check("temperature", self.temperature, 0, 100)
         self._check("top_p", self.top_p, 1e-9, 1)
-        self._check("top_k", self.top_k, -1, 2**31 - 1)
+        self._check_integer("top_k", self.top_k, -1, 2**31 - 1)
         self._check("min_p", self.min_p, 0, 1)
         self._check("presence_penalty", self.presence_penalty, -2, 2)
         self._check("frequency_penalty", self.frequency_penalty, -2, 2)
         self._check("repetition_penalty", self.repetition_penalty, 1e-9, 100)
+        if self.seed is not None:
+            self._check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if (asked := getattr(self, name)) is not None:
-                self._check(name, asked, 0, 100)
+                self._check_integer(name, asked, 0, 100)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            self._check("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
+            self._check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
+        self._check_token_ids()
+        self._check_words()
+
+    def _check_token_ids(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            given = getattr(self, name)
+            if given is not None and not (_is_list(given) and all(_is_integer(one) for one in given)):
+                raise InvalidRequest(f"{name} is {given!r}, it must be a list of token ids", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
         for token_id, bias in (self.logit_bias or {}).items():
@@ -79,17 +100,29 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"logit_bias has the key {token_id!r}, keys are token ids: give {{5: -1.0}}", "logit_bias"
                 )
-            if not bias < math.inf:  # also for NaN
+            if not isinstance(bias, Real) or not bias < math.inf:  # also for NaN
                 raise InvalidRequest(
-                    f"logit_bias of token {token_id} is {bias}, it must be a number", "logit_bias"
+                    f"logit_bias of token {token_id} is {bias!r}, it must be a number", "logit_bias"
                 )
-        if any(not stop for stop in self.stop_strings):
-            raise InvalidRequest("stop holds an empty string, which matches everywhere: leave it out", "stop")
+
+    def _check_words(self) -> None:
+        words = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        for name, given in (("stop", words), ("bad_words", self.bad_words or [])):
+            if not _is_list(given) or not all(isinstance(one, str) for one in given):
+                raise InvalidRequest(f"{name} is {given!r}, it must be a list of texts", name)
+            if any(not one for one in given):
+                raise InvalidRequest(f"{name} holds an empty string: leave it out", name)
 
     @staticmethod
     def _check(name: str, value: float, low: float, high: float) -> None:
-        if not low <= value <= high:  # also false for NaN
-            raise InvalidRequest(f"{name} is {value}, it must be from {low} to {high}", name)
+        if not isinstance(value, Real) or not low <= value <= high:  # also false for NaN
+            raise InvalidRequest(f"{name} is {value!r}, it must be from {low} to {high}", name)
+
+    @staticmethod
+    def _check_integer(name: str, value: int, low: float, high: float) -> None:
+        if not _is_integer(value) or not low <= value <= high:
+            limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
+            raise InvalidRequest(f"{name} is {value!r}, it must be an integer, {limit}", name)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -103,6 +136,16 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"{name}: token id {wrong} is outside the vocabulary of {vocab_size:,}", name
                 )
+
+    @property
+    def num_choices(self) -> int:
+        """Outputs that are computed."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_contest(self) -> bool:
+        """True if more outputs are computed than given."""
+        return self.num_choices > self.n
 
     @property
     def stop_strings(self) -> list[str]:
@@ -119,32 +162,48 @@ class SamplingParams:
     def choice(
         self, choice_index: int, seed: int, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
     ) -> ChoiceParams:
-        """Parameters of one of the ``n`` choices, for the engine.
+        """Parameters of one of the choices, for the engine.
 
         Args:
             seed: used where ``self.seed`` is None.
             max_tokens: what the context leaves.
             bad_words: ``self.bad_words`` as token ids.
         """
+        # Numbers may be numpy's, which do not travel to ranks.
         return ChoiceParams(
-            max_tokens=min(self.max_tokens or max_tokens, max_tokens),
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias or {},
-            seed=self.seed if self.seed is not None else seed,
+            max_tokens=min(int(self.max_tokens or max_tokens), max_tokens),
+            min_tokens=int(self.min_tokens),
+            temperature=float(self.temperature),
+            top_k=max(int(self.top_k), 0),
+            top_p=float(self.top_p),
+            min_p=float(self.min_p),
+            repetition_penalty=float(self.repetition_penalty),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            logit_bias={token_id: float(bias) for token_id, bias in (self.logit_bias or {}).items()},
+            seed=seed if self.seed is None else int(self.seed),
             choice_index=choice_index,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=tuple(map(int, self.stop_token_ids or ())),
             ignore_eos=self.ignore_eos,
-            num_logprobs=self.logprobs,
+            num_logprobs=self._num_logprobs,
             # All choices have one prompt: it is scored once.
             num_prompt_logprobs=self.prompt_logprobs if choice_index == 0 else None,
             grammar=self.structured_outputs.text if self.structured_outputs is not None else "",
-            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            allowed_token_ids=tuple(map(int, self.allowed_token_ids or ())),
             bad_words=bad_words,
         )
+
+    @property
+    def _num_logprobs(self) -> int | None:
+        """What ranks must tell: a contest is decided by the sampled tokens' own."""
+        if self.logprobs is None:
+            return 0 if self.is_contest else None
+        return int(self.logprobs)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)

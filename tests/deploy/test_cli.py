@@ -13,6 +13,7 @@ import pytest
 from deploy.cli import invocation
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,6 +77,23 @@ def test_generate_prints_the_text_alone(demo_model: ModelFiles) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deploy.cli import app
+
+    binary = tmp_path / "prompts.txt"
+    binary.write_bytes(b"\xff\xfe")
+    for arguments, says in (
+        (["Hi", "--output", str(tmp_path / "none" / "out")], "out cannot be written: No such file"),
+        (["Hi", "--output", str(tmp_path)], "cannot be written: Is a directory"),
+        ([str(binary)], r"prompts\.txt cannot be read"),
+    ):
+        result = CliRunner().invoke(app, ["generate", *arguments])
+        with pytest.raises(InvalidRequest, match=says):
+            raise result.exception or AssertionError(result.output)
 
 
 def test_generate_reads_a_file_and_writes_one(demo_model: ModelFiles, tmp_path: Path) -> None:

@@ -124,15 +124,15 @@ def test_what_breaks_off_goes_on_at_another_replica_to_the_bit(llm: LLM, alone: 
     for index, num_told in moved:
         told, left = alone[index][0][0][:num_told], other.max_model_len - len(PROMPTS[index])
         wanted = params_of(index).choice(0, 0, left, ())
-        other._engine.add(
+        other._loop.engine.add(
             EngineRequest(f"{index} after {num_told}", PROMPTS[index], wanted, output_token_ids=told), 0.0
         )
 
     found: dict[str, list[Any]] = {}
-    while other._engine.has_work:
-        while (plan := other._engine.plan(0.0)) is not None:
-            other._executor.launch(plan)
-        for output in other._engine.apply(other._executor.collect(), 0.0):
+    while other._loop.engine.has_work:
+        while (plan := other._loop.engine.plan(0.0)) is not None:
+            other._loop.executor.launch(plan)
+        for output in other._loop.engine.apply(other._loop.executor.collect(), 0.0):
             assert output.logprobs is not None
             (scores,) = output.logprobs
             found.setdefault(output.request_id, []).append((output.token_ids, scores.top_logprobs))

@@ -54,8 +54,8 @@ def test_prompts_are_served_by_their_priority() -> None:
     llm = make_llm(max_model_len=128, max_num_seqs=1, scheduling_policy="priority")
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
     ended: list[str] = []
-    take = llm._take
-    llm._take = lambda request_id, output: ended.append(request_id) or take(request_id, output)  # type: ignore
+    take = llm._loop._take
+    llm._loop._take = lambda output: ended.append(output.request_id) or take(output)  # type: ignore
 
     llm.generate([[1, 2], [3, 4], [5, 6]], params, use_tqdm=False, priority=[2, 0, 1])
 

@@ -64,7 +64,7 @@ def answers(llm: LLM) -> dict[str, list[object]]:
 
 def prompt_scores(llm: LLM, prompt: list[int]) -> list[object]:
     """Log-probabilities of the prompt's own tokens, which the offline API does not hand out."""
-    engine, executor = llm._engine, llm._executor
+    engine, executor = llm._loop.engine, llm._loop.executor
     params = ChoiceParams(max_tokens=1, num_prompt_logprobs=4)
     engine.add(EngineRequest("scored", prompt, params), time.monotonic())
     found: list[object] = []

@@ -7,7 +7,7 @@ import math
 
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidRequest, PromptTooLong, UserError
-from workers.engine.request import MAX_BEAM_WIDTH, EngineRequest
+from workers.engine.request import MAX_BEAM_WIDTH, ChoiceParams, EngineRequest
 
 log = logging.getLogger("shoal.engine")
 
@@ -36,7 +36,12 @@ def context_len(asked_len: int | None, model_len: int, num_blocks: int, block_si
 
 def max_len_of(request: EngineRequest, config: EngineConfig) -> int:
     """Tokens known at which the request ends: its own limit, or the context's where that is lower."""
-    return min(len(request.prompt_token_ids) + request.params.max_tokens, config.max_model_len)
+    return min(len(request.prompt_token_ids) + request.params.max_tokens, most_known(request.params, config))
+
+
+def most_known(params: ChoiceParams, config: EngineConfig) -> int:
+    """Most tokens known of a request; the one that is sampled beside a vector is thrown away and takes no place."""
+    return config.max_model_len + (params.pooling is not None)
 
 
 def most_blocks(request: EngineRequest, config: EngineConfig) -> int:
@@ -62,10 +67,11 @@ def validate(request: EngineRequest, config: EngineConfig) -> None:
         raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", param="max_tokens")
     if request.params.pooling is not None and max_tokens != 1:
         raise InvalidRequest(f"a pooled request has max_tokens 1, got {max_tokens}", param="max_tokens")
-    if num_prompt_tokens >= config.max_model_len:
+    if num_prompt_tokens >= most_known(request.params, config):
+        answer = "" if request.params.pooling is not None else ", the first token of the answer included"
         raise PromptTooLong(
-            f"the prompt has {num_prompt_tokens:,} tokens; this model takes {config.max_model_len:,}, "
-            "the first token of the answer included; shorten the prompt",
+            f"the prompt has {num_prompt_tokens:,} tokens; this model takes {config.max_model_len:,}{answer}; shorten "
+            "the prompt",
             param="prompt",
         )
     if request.params.beams is not None:

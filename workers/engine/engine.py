@@ -25,7 +25,7 @@ from workers.engine.cost_model import CostFit, CostModel, attended
 from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
-from workers.engine.plan import LateMasks, StepPlan, StepResult, TokenLogprobs
+from workers.engine.plan import NONE_ALLOWED, LateMasks, StepPlan, StepResult, TokenLogprobs
 from workers.engine.policy import Turn, make_policy
 from workers.engine.request import EngineRequest, FinishReason
 from workers.engine.request_state import RequestState, Status
@@ -150,7 +150,7 @@ class Engine:
             if request.status is finished:
                 continue  # aborted, or ended a step ago: this is the token too many
             if token_id < 0:
-                outputs.append(_broken(request.payer))
+                outputs.append(_without_token(request.payer, token_id))
                 self._dismiss(request.payer)
                 continue
             num_sampled += 1
@@ -368,15 +368,12 @@ def _replayed(request: EngineRequest, matcher: Matcher | None) -> Constraint:
     return constraint
 
 
-def _broken(request: RequestState) -> TokenOutput:
-    """No token could be sampled."""
+def _without_token(request: RequestState, code: int) -> TokenOutput:
+    """No token could be sampled; ``code`` says why, as ``StepResult.token_ids`` does."""
     wishes = request.request.params.restrictions
-    if wishes:
+    if wishes and code == NONE_ALLOWED:
         return _failure(
-            request,
-            f"{' and '.join(wishes)} left no token that may come next: allow one more; should the same prompt fail "
-            "without them, the model's weights hold NaN or infinity",
-            wishes[0],
+            request, f"{' and '.join(wishes)} left no token that may come next: allow one more", wishes[0]
         )
     return _failure(
         request,

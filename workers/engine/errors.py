@@ -6,6 +6,7 @@
     │   ├── GrammarNotFollowed  an accepted grammar outgrew what can be followed
     │   ├── PromptTooLong    prompt (and output) cannot fit the model's context or the KV pool
     │   ├── UnknownModel     no such model here
+    │   ├── PromptsFailed    (`deploy.offline`) some of a call's prompts failed while others finished
     │   └── Forbidden        a valid key that is not for this
     ├── Overloaded           full at the moment; the same request may pass later
     │   └── RateLimited      full for this caller: a limit of its key is reached

@@ -151,6 +151,12 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
         return sampled
 
 
+NONE_ALLOWED = -1
+"""In place of a token: what the request forbids left none, or the logits were no finite numbers."""
+NOT_FINITE = -2
+"""In place of a token: the model's own logits were no finite numbers, before anything was forbidden."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, of the distribution before temperature and truncation."""
 
@@ -167,7 +173,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
 
     step_id: int
     token_ids: list[int]
-    """-1 where the logits were no numbers, so that there is none."""
+    """``NONE_ALLOWED`` or ``NOT_FINITE`` where there is none."""
     logprobs: list[TokenLogprobs | None] | None = None
     """None when no row asked for any."""
     elapsed_s: float = 0.0

@@ -13,9 +13,9 @@ from torch import Tensor
 from kernels.filters import Filters
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams
-from kernels.sampler import likeliest, log_probabilities, sample
+from kernels.sampler import NO_TOKEN, likeliest, log_probabilities, sample
 from kernels.vocab_shard import VocabShard
-from workers.engine.plan import Branch, NewRow, TokenLogprobs
+from workers.engine.plan import NOT_FINITE, Branch, NewRow, TokenLogprobs
 from workers.engine.request import ChoiceParams
 from workers.model.batch import Batch
 
@@ -134,9 +134,19 @@ class RowSampler:
                 self._vocab,
                 self._integers(filtered) if 0 < len(filtered) < len(rows) else None,
             )
+        if adjusted is not logits or any(p.min_tokens or p.logit_bias for p in params):
+            token_ids = self._blame(logits, token_ids)
         if num_top < 0:
             return (token_ids,)
         return token_ids, *log_probabilities(logits, token_ids, num_top, self._vocab)
+
+    def _blame(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """Tell rows whose own logits are no finite numbers from those that were left no token.
+
+        As far as this rank's part of the vocabulary shows it: NaN in weights spreads over all of it.
+        """
+        is_broken = ~logits.amax(-1).isfinite()
+        return torch.where((token_ids == NO_TOKEN) & is_broken, NOT_FINITE, token_ids)
 
     def _adjust(self, logits: Tensor, rows: list[SampledRow], masks: Mapping[int, bytes]) -> Tensor:
         """Apply penalties, biases and forbidden tokens to a copy, if there are any; unknown tokens are passed over."""

@@ -1,0 +1,127 @@
+"""Drives the engine and its ranks in this process until all requests that were added have ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from deploy.offline.outputs import RequestOutput
+from workers.engine.config import EngineConfig
+from workers.engine.constraint import Matcher
+from workers.engine.cost_model import CostModel
+from workers.engine.engine import Engine
+from workers.engine.errors import InvalidRequest, ShoalError
+from workers.engine.outputs import Load, TokenOutput
+from workers.engine.plan import Executor
+from workers.engine.request import EngineRequest
+
+
+class Collector(Protocol):
+    """Takes in what the engine says of one request."""
+
+    request: RequestOutput
+
+    def take(self, new: TokenOutput) -> bool:
+        """Add new tokens; True if they are the last."""
+        ...
+
+
+class EngineLoop:
+    """An engine on its executor, and who waits for its outputs."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, cost: CostModel) -> None:
+        """Begin idle; ``executor`` is closed by ``close``."""
+        self.engine = Engine(config, cost)
+        self.executor = executor
+        self._config = config
+        self._cost = cost
+        self._collectors: dict[str, Collector] = {}
+        self._is_closed = False
+
+    @property
+    def load(self) -> Load:
+        """What the engine holds, and its counts since start."""
+        return self.engine.load()
+
+    def check_open(self) -> None:
+        """Return if requests can still be run.
+
+        Raises:
+            InvalidRequest: the loop was closed.
+        """
+        if self._is_closed:
+            raise InvalidRequest("this LLM was closed and its ranks are gone: make another")
+
+    def add(self, request: EngineRequest, collector: Collector, matcher: Matcher | None = None) -> None:
+        """Take up a request; ``run`` tells ``collector`` what becomes of it."""
+        self._collectors[request.request_id] = collector
+        # A request without earlier output cannot have ended yet, so nothing comes back.
+        self.engine.add(request, time.monotonic(), matcher)
+
+    def run(self, num_prompts: int, use_tqdm: bool) -> None:
+        """Step until all requests have ended.
+
+        Raises:
+            ShoalError: the model's weights are broken, or a rank is lost.
+        """
+        engine, executor = self.engine, self.executor
+        started_s, num_before = time.monotonic(), engine.num_output_tokens
+        with tqdm(total=num_prompts, desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            while self._collectors:
+                while (plan := engine.plan(time.monotonic())) is not None:
+                    executor.launch(plan)
+                if engine.num_launched:
+                    for token_output in engine.apply(executor.collect(), time.monotonic()):
+                        if self._take(token_output) and use_tqdm:
+                            num_tokens = engine.num_output_tokens - num_before
+                            rate = num_tokens / (time.monotonic() - started_s)
+                            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+                            bar.update(1)
+        # Copies to the host tier may go on: nobody waits for them.
+        self._collect_launched()
+
+    def withdraw(self) -> None:
+        """Leave the engine empty after a refused prompt or an interrupted run."""
+        for request_id in list(self._collectors):
+            self.engine.abort(request_id)
+        self._collectors.clear()
+        self._collect_launched()
+
+    def restart(self, **fields: Any) -> None:
+        """Begin anew with an empty engine on the same ranks; ``fields`` of ``EngineConfig`` differ."""
+        self.check_open()
+        assert not self._collectors, "the engine is restarted between two runs"
+        self._turn_until_idle()
+        self.engine = Engine(replace(self._config, **fields), self._cost)
+
+    def close(self) -> None:
+        """Let the ranks go. Safe to call twice."""
+        self._is_closed = True
+        self.executor.close()
+
+    def _turn_until_idle(self) -> None:
+        """Wait for what is under way though no request is: copies between the tiers."""
+        while self.engine.has_work:
+            while (plan := self.engine.plan(time.monotonic())) is not None:
+                self.executor.launch(plan)
+            self._collect_launched()
+
+    def _collect_launched(self) -> None:
+        while self.engine.num_launched:
+            self.engine.apply(self.executor.collect(), time.monotonic())
+
+    def _take(self, token_output: TokenOutput) -> bool:
+        """Hand an output to its collector; True if its prompt has all of its outputs now."""
+        if token_output.error is not None and not token_output.is_user_error:
+            raise ShoalError(token_output.error)
+        request_id = token_output.request_id
+        collector = self._collectors[request_id]
+        if not collector.take(token_output):
+            return False
+        if token_output.finish_reason is None:  # a stop string was found: the engine does not know
+            self.engine.abort(request_id)
+        del self._collectors[request_id]
+        return collector.request.finished
