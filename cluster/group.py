@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,13 +13,15 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import ReplicaConfig
+from cluster.node_watch import FarProcesses, NodeWatch, kill_process
 from cluster.rank_actor import RankActor, RankPlace
-from cluster.signs import wait_for_silence
+from cluster.signs import ProcessState, process_state, wait_for_silence
 from workers.channel.link import new_remote_endpoint
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
 from workers.model.rank_config import BlockCounts, RankConfig
+from workers.model.rendezvous import forget_rendezvous
 
 logger = logging.getLogger("ray.serve")
 
@@ -41,7 +41,7 @@ class RankGroup:
             config: of every rank; ``tp_rank`` is filled in here.
             replica: how many ranks, on which kind of device, and what they load.
         """
-        group = ray.util.get_current_placement_group()
+        self._placement = ray.util.get_current_placement_group()
         num_ranks = replica.tensor_parallel_size
         self._host = replica.host
         self._silence_s = replica.rank_timeout_s
@@ -49,13 +49,13 @@ class RankGroup:
         for rank in range(num_ranks):
             actor: Any = RankActor  # the decorator hides what it adds
             options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if replica.device == "cuda" else 0}
-            if group is not None:
-                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=rank
-                )
+            options |= self._in_bundle(rank)
             rank_config = replace(config, tp_rank=rank, tp_size=num_ranks)
             self._actors.append(actor.options(**options).remote(rank_config, replica.model, replica.source))
         self._places: list[RankPlace] = []
+        self._rendezvous: str | None = None
+        self._far: dict[str, FarProcesses] = {}
+        """Ranks of other nodes by node."""
         self._tasks: list[asyncio.Task[None]] = []
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -71,12 +71,16 @@ class RankGroup:
         self._places = list(await asyncio.gather(*(_wait(actor.place.remote()) for actor in self._actors)))
         logger.info("ranks run at %s", self._places)
         check_reach(self._places, self._host)
-        rendezvous = None
+        self._far = self._watch_other_nodes()
         if len(self._actors) > 1:
             address = self._places[0].node_address if self._spans_nodes else None
-            rendezvous = await self._actors[0].rendezvous_address.remote(address)
-        loads = [_wait(actor.load.remote(rendezvous)) for actor in self._actors]
-        return BlockCounts.least(await asyncio.gather(*loads))
+            self._rendezvous = await self._actors[0].rendezvous_address.remote(address)
+        loads = [_wait(actor.load.remote(self._rendezvous)) for actor in self._actors]
+        try:
+            return BlockCounts.least(await asyncio.gather(*loads))
+        except BaseException:
+            self.kill()  # the others wait for the one that has failed
+            raise
 
     async def allocate(self, engine_config: EngineConfig) -> CostModel:
         """Take the KV pool on every rank, warm up, and time some steps.
@@ -97,6 +101,7 @@ class RankGroup:
         self._tasks = [
             asyncio.create_task(self._wait_for_end(calls)),
             asyncio.create_task(self._wait_for_silence()),
+            *(asyncio.create_task(far.look()) for far in self._far.values()),
         ]
 
     @property
@@ -111,15 +116,50 @@ class RankGroup:
         self._lose(f"rank {rank} of {len(futures)} has ended ({_reason(error)})")
 
     async def _wait_for_silence(self) -> None:
-        own_node = ray.get_runtime_context().get_node_id()
-        pids = [place.pid if place.node_id == own_node else None for place in self._places]
         asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
-        rank, reason = await wait_for_silence(asks, pids, self._silence_s)
+        looks = [lambda place=place: self._state_of(place) for place in self._places]
+        rank, reason = await wait_for_silence(asks, looks, self._silence_s)
         self._lose(f"rank {rank} {reason}")
+
+    def _state_of(self, place: RankPlace) -> ProcessState:
+        far = self._far.get(place.node_id)
+        return process_state(place.pid) if far is None else far.state_of(place.pid)
+
+    def _watch_other_nodes(self) -> dict[str, FarProcesses]:
+        """Start a watch on each other node where ranks are; returns before they run."""
+        own_node = ray.get_runtime_context().get_node_id()
+        by_node: dict[str, list[int]] = {}
+        for rank, place in enumerate(self._places):
+            if place.node_id != own_node:
+                by_node.setdefault(place.node_id, []).append(rank)
+        found = {}
+        for node, ranks in by_node.items():
+            watch: Any = NodeWatch  # the decorator hides what it adds
+            actor = watch.options(**self._in_bundle(ranks[0])).remote()
+            found[node] = FarProcesses(
+                [self._places[rank].pid for rank in ranks],
+                _call(actor.states),
+                _call(actor.kill),
+            )
+        return found
+
+    def _in_bundle(self, rank: int) -> dict[str, object]:
+        """Options of an actor beside a rank."""
+        if self._placement is None:
+            return {}
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._placement, placement_group_bundle_index=rank
+            )
+        }
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+
+    async def kill_far(self) -> None:
+        """End the ranks of other nodes, a stopped one too, for which Ray takes its time."""
+        await asyncio.gather(*(far.kill() for far in self._far.values()))
 
     def kill(self) -> None:
         """End all ranks now. A stopped process only hears SIGKILL, which Ray takes 5 s to send.
@@ -129,7 +169,7 @@ class RankGroup:
         own_node = ray.get_runtime_context().get_node_id()
         local = {rank for rank, place in enumerate(self._places) if place.node_id == own_node}
         for rank in local:
-            _kill_process(self._places[rank].pid)
+            kill_process(self._places[rank].pid)
         for rank, actor in enumerate(self._actors):
             if rank in local:
                 continue
@@ -137,6 +177,7 @@ class RankGroup:
                 ray.kill(actor)
             except Exception as error:  # noqa: BLE001 - Ray itself may be gone; the others must still be ended
                 logger.debug("a rank could not be killed through Ray: %s", error)
+        forget_rendezvous(self._rendezvous)
 
 
 def check_reach(places: list[RankPlace], host: str) -> None:
@@ -154,6 +195,11 @@ def check_reach(places: list[RankPlace], host: str) -> None:
         )
 
 
+def _call(method: Any) -> Callable[[Sequence[int]], Awaitable[Any]]:
+    """An actor's method as one to be awaited."""
+    return lambda pids: _wait(method.remote(pids))
+
+
 async def _wait(call: Awaitable[Answer]) -> Answer:
     return await call
 
@@ -165,14 +211,6 @@ def _reason(error: BaseException | None) -> str:
     if isinstance(error, ray.exceptions.RayActorError):
         return "its process is gone: killed, crashed, or out of memory"
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _kill_process(pid: int) -> None:
-    """SIGKILL a process of this host; of no effect if it has ended."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def host_address(host: str) -> str:

@@ -6,10 +6,8 @@ Ray places and supervises; no Ray call is made per step. The actor belongs to it
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,11 +20,10 @@ from workers.checkpoint.source import ModelSource, resolve_model
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
+from workers.model.rendezvous import forget_rendezvous, is_of_one_host, new_rendezvous
 
 if TYPE_CHECKING:
     from workers.model.rank import Rank
-
-_FILE = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +60,10 @@ class RankActor:
     def rendezvous_address(self, address: str | None) -> str:
         """Where the ranks of a group can meet (asked of rank 0).
 
-        In a file where ``address`` is None, for ranks of one host: torch's TCP store would listen on every interface,
-        whatever address it is given.
+        Without a socket where ``address`` is None, for ranks of one host.
         """
         if address is None:
-            return f"{_FILE}{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"
+            return new_rendezvous()
         with socket.socket() as probe:
             probe.bind((address, 0))
             return f"tcp://{address}:{probe.getsockname()[1]}"
@@ -81,12 +77,12 @@ class RankActor:
         Raises:
             RuntimeError: the ranks did not meet, or a CUDA device has too little memory.
         """
-        if rendezvous is not None and rendezvous.startswith(_FILE) and sys.platform == "linux":
+        if rendezvous is not None and is_of_one_host(rendezvous) and sys.platform == "linux":
             os.environ.update(LOOPBACK_ENVIRONMENT)
         # torch: only ranks need it, and it costs 300 MB and 3 s
         from workers.model.cuda_rank import make_rank
 
-        config = replace(self._config, rendezvous=rendezvous)
+        config = self._config = replace(self._config, rendezvous=rendezvous)
         if config.files is not None and not config.files.path.exists():
             config = replace(config, files=resolve_model(self._model, self._source))
         self._rank = make_rank(config)
@@ -107,4 +103,7 @@ class RankActor:
     def serve_steps(self, endpoint: str) -> None:
         """Run plans from the step channel until the brain closes it. Returns only then."""
         assert self._rank is not None, "load comes first"
-        serve_steps(self._rank, endpoint, self._config.tp_rank)
+        try:
+            serve_steps(self._rank, endpoint, self._config.tp_rank)
+        finally:
+            forget_rendezvous(self._config.rendezvous)  # the replica may have been killed

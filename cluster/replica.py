@@ -222,7 +222,9 @@ class Replica:
         self._exit("the engine process has ended")
 
     async def _watch_ranks(self, group: RankGroup) -> None:
-        self._exit(await group.lost)
+        reason = await group.lost
+        await group.kill_far()
+        self._exit(reason)
 
     async def _ping(self) -> None:
         while True:

@@ -1,8 +1,9 @@
 """Signs of life: each rank is asked again and again, and one that gives none for too long is lost.
 
-A process that is stopped answers nothing, nor does a host that is cut off. Of processes of this host the system says
-more, and sooner: which have ended, which are stopped, and which run and are merely slow to answer, on a machine with
-more to do than it can; those get more time. Knows calls and processes, not ranks.
+A process that is stopped answers nothing, nor does a host that is cut off. The system of its host says more, and
+sooner: which processes have ended, which are stopped, and which run and are merely slow to answer, on a machine with
+more to do than it can; those get more time. Of other hosts' processes ``cluster.node_watch`` hears it. Knows calls and
+processes, not ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ _PATIENCE = 10
 """How much longer a process may be silent that is seen to run."""
 
 
-class _State(Enum):
+class ProcessState(Enum):
+    """What a system says of a process of its own."""
+
     RUNS = "runs"
     STOPPED = "is stopped"
     ENDED = "has ended"
     UNKNOWN = "runs elsewhere"
+    """Nobody can tell."""
 
 
 async def wait_for_silence(
-    asks: Sequence[Callable[[], Awaitable[object]]], pids: Sequence[int | None], timeout_s: float
+    asks: Sequence[Callable[[], Awaitable[object]]],
+    looks: Sequence[Callable[[], ProcessState]],
+    timeout_s: float,
 ) -> tuple[int, str]:
     """Return the first who is lost, and what is known of it: "has not answered for 1.1 s".
 
@@ -36,7 +42,7 @@ async def wait_for_silence(
 
     Args:
         asks: of each, a question that is answered at once; an error is an answer, too.
-        pids: of each its process, None on another host.
+        looks: of each what is known of its process now.
         timeout_s: for those of which nothing is known. A process that is seen to be stopped gets half of it.
     """
     asked = [asyncio.ensure_future(_settled(ask())) for ask in asks]
@@ -45,9 +51,9 @@ async def wait_for_silence(
         while True:
             await asyncio.sleep(_TICK_S)
             for index, ask in enumerate(asks):
-                state = _state_of(pids[index])
-                stopped_ticks[index] = stopped_ticks[index] + 1 if state == _State.STOPPED else 0
-                if state == _State.ENDED or stopped_ticks[index] * _TICK_S > timeout_s / 2:
+                state = looks[index]()
+                stopped_ticks[index] = stopped_ticks[index] + 1 if state == ProcessState.STOPPED else 0
+                if state == ProcessState.ENDED or stopped_ticks[index] * _TICK_S > timeout_s / 2:
                     return index, state.value
                 if asked[index].done():
                     silent_ticks[index] = 0
@@ -57,7 +63,7 @@ async def wait_for_silence(
                     continue
                 silent_ticks[index] += 1
                 silent_s = silent_ticks[index] * _TICK_S
-                if silent_s > timeout_s * (_PATIENCE if state == _State.RUNS else 1):
+                if silent_s > timeout_s * (_PATIENCE if state == ProcessState.RUNS else 1):
                     return index, f"has not answered for {silent_s:.1f} s"
     finally:
         for future in asked:
@@ -72,15 +78,18 @@ async def _settled(answer: Awaitable[object]) -> None:
         return
 
 
-def _state_of(pid: int | None) -> _State:
-    if pid is None:
-        return _State.UNKNOWN
+def process_state(pid: int) -> ProcessState:
+    """What is known of a process of this host."""
     try:
         status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
-        return _State.ENDED
+        return ProcessState.ENDED
     except psutil.Error:
-        return _State.UNKNOWN
+        return ProcessState.UNKNOWN
     if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return _State.ENDED
-    return _State.STOPPED if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else _State.RUNS
+        return ProcessState.ENDED
+    return (
+        ProcessState.STOPPED
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        else ProcessState.RUNS
+    )

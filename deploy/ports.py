@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import dataclass
 
 from deploy.runtime import port_is_free
 from deploy.settings import ServeSettings
-from workers.engine.errors import InvalidRequest
+from workers.engine.errors import InvalidRequest, ShoalError
+
+_BLOCKS = [range(start, start + 80) for start in range(30000, 32720, 80)]
+"""Below the ports that Linux gives to outgoing connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerPorts:
+    """Ports behind the endpoint. Other clusters of this machine leave them alone until they are released."""
+
+    ports: list[int]
+    _claim: socket.socket | None
+
+    def release(self) -> None:
+        """Let others have them. Safe to call twice."""
+        if self._claim is not None:
+            self._claim.close()
 
 
 def check_ports(settings: ServeSettings) -> None:
@@ -49,15 +66,53 @@ def claim_port(port: int) -> socket.socket | None:
     Raises:
         InvalidRequest: another cluster has it.
     """
-    if sys.platform != "linux":
-        return None
-    claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0shoal-endpoint-{port}")  # no file: it goes with its process, however that ends
+        return _claim(f"endpoint-{port}")
     except OSError:
-        claim.close()
         raise InvalidRequest(
             f"another shoal serve on this machine has port {port} or is about to: choose another with --port",
             "port",
         ) from None
+
+
+def claim_inner_ports(count: int, port: int) -> InnerPorts:
+    """Claim ports of loopback for the cluster whose endpoint is ``port``.
+
+    Those that are free now are opened half a minute later, when another cluster that starts would have found them free
+    as well: so each takes them from a block of its own.
+
+    Raises:
+        ShoalError: there is no block with so many.
+    """
+    first = port % len(_BLOCKS)
+    for block in _BLOCKS[first:] + _BLOCKS[:first]:
+        try:
+            claim = _claim(f"inner-{block.start}")
+        except OSError:
+            continue
+        free = [one for one in block if port_is_free("127.0.0.1", one)]
+        if len(free) >= count:
+            return InnerPorts(free[:count], claim)
+        if claim is not None:
+            claim.close()
+    raise ShoalError(
+        f"no {count} ports together are free on 127.0.0.1 between {_BLOCKS[0].start} and {_BLOCKS[-1].stop}: "
+        "stop a cluster of this machine, or what else listens there"
+    )
+
+
+def _claim(name: str) -> socket.socket | None:
+    """Hold a name that no other process of this machine can hold, until it is closed; None on macOS.
+
+    Raises:
+        OSError: another has it.
+    """
+    if sys.platform != "linux":
+        return None
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0shoal-{name}")  # no file: it goes with its process, however that ends
+    except OSError:
+        claim.close()
+        raise
     return claim

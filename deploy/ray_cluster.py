@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from deploy.node_environment import node_environment
+from deploy.ports import InnerPorts, claim_inner_ports
 from deploy.reaper import start_reaper
-from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime, find_free_ports
+from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime
 from deploy.tls import TlsFiles
 from deploy.worker_setup import HOST_VARIABLE
 from workers.engine.errors import ShoalError
 
-_INTERNAL_PORTS_FROM = 30000
+_NUM_PROXY_PORTS = 3
 _NUM_INGRESS_PORTS = 64
 START_ATTEMPTS = 2
 _HAPROXY_OPEN_FILES = 10_270  # what HAProxy asks for with Ray's limit of 4,096 connections
@@ -45,6 +46,7 @@ class RayCluster:
 
     runtime: Runtime
     _reaper: IO[bytes]
+    _ports: InnerPorts
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End Serve, Ray and whatever else carries this cluster's mark. Safe to call twice."""
@@ -56,6 +58,7 @@ class RayCluster:
         self.runtime.remove()
         if not self._reaper.closed:
             self._reaper.close()
+        self._ports.release()
 
 
 def start_ray(
@@ -92,13 +95,14 @@ def start_ray(
     http_options: dict[str, Any] = {"host": inner_host, "port": port}
     if tls is not None and not haproxy:
         http_options |= {"host": host, "ssl_keyfile": str(tls.key), "ssl_certfile": str(tls.certificate)}
-    _set_environment(runtime, inner_host, port, haproxy)
+    ports = claim_inner_ports(_NUM_PROXY_PORTS + _NUM_INGRESS_PORTS, port)
+    _set_environment(runtime, inner_host, ports.ports, haproxy)
     if tls is not None and haproxy:
         bundle = runtime.folder / "tls.pem"
         tls.write_bundle(bundle)
         os.environ |= {"SHOAL_TLS_BUNDLE": str(bundle), "SHOAL_TLS_BIND": f"{host}:{port}"}
     reaper = start_reaper(runtime)
-    cluster = RayCluster(runtime, reaper)
+    cluster = RayCluster(runtime, reaper, ports)
 
     def start() -> None:
         _start(runtime, inner_host, num_cpus, http_options, options, dashboard_port, node_labels or {})
@@ -192,8 +196,7 @@ def _start(
     serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
 
 
-def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> None:
-    ports = find_free_ports("127.0.0.1", 3 + _NUM_INGRESS_PORTS, _INTERNAL_PORTS_FROM + port % 1000)
+def _set_environment(runtime: Runtime, host: str, ports: list[int], haproxy: bool) -> None:
     # The replicas' HTTP ports are one range to Ray; gaps in it are skipped by Ray itself.
     values = node_environment() | {
         RUNTIME_DIR_VARIABLE: str(runtime.folder),
@@ -225,7 +228,7 @@ def _set_environment(runtime: Runtime, host: str, port: int, haproxy: bool) -> N
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[1]),
             # Serve's own proxy, which answers for HAProxy while no ingress is there; 8500 on every host by default
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[2]),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[3]),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[_NUM_PROXY_PORTS]),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1] + 1),
             "RAY_SERVE_PORT_QUARANTINE_S": "60",
             "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),

@@ -1,7 +1,8 @@
 """Faults while streams run: which streams end as they would have, and how long they stood still.
 
 Each round: streams run unbroken, and are the measure; the same streams run again, and once all of them have some
-text, a fault strikes (``deploy.bench.faults``). A stream is *intact* if it ended with the text of its unbroken run.
+text, a fault strikes (``deploy.bench.faults``). Streams that end before it has been done and its replica missed begin
+again, so that all of it falls into streams. One is *intact* if it ended with the text of its unbroken run.
 The cluster is a child of the benchmark, found from outside as an operator would.
 """
 
@@ -17,7 +18,7 @@ import httpx
 
 from deploy.bench.faults import C, Fault, SeenCluster
 from deploy.bench.report import percentile
-from deploy.bench.streams import StreamPlan, StreamRecord, run_streams
+from deploy.bench.streams import StreamPlan, StreamRecord, run_streams, run_streams_beside
 from workers.engine.errors import ShoalError
 
 RECOVERY_TIMEOUT_S = 120.0
@@ -30,8 +31,9 @@ class ChaosResult:
 
     fault: str
     num_streams: int
+    """That ran, those counted that ran again."""
     num_under_way: int
-    """Streams that had not ended when it had been done."""
+    """Of those, the ones that had not ended when it had been done."""
     num_ended: int
     """Came to their proper end."""
     num_intact: int
@@ -43,7 +45,7 @@ class ChaosResult:
     detection_s: float | None
     """From the fault until an ingress counted a replica less; None: none was missed while streams ran."""
     gap_p50_s: float
-    """Of the longest gap of each stream: half stood still for no longer than this."""
+    """Of the longest gap of each stream in all of its runs: half stood still for no longer than this."""
     gap_p99_s: float
     gap_p99_unbroken_s: float
     replica_back_s: float | None
@@ -63,22 +65,27 @@ async def run_round(cluster: C, fault: Fault[C], plan: StreamPlan) -> ChaosResul
         if not all(one.is_done for one in unbroken):
             raise ShoalError(f"{fault.name}: streams failed before anything was broken")
         watch = _Watch(client, cluster, fault)
-        broken = await run_streams(client, cluster.url, cluster.model, plan, watch.strike)
+        broken = await run_streams_beside(client, cluster.url, cluster.model, plan, watch.strike)
         await watch.stop()
         await asyncio.to_thread(fault.restore, cluster)
         back_s = await watch.wait_until_whole(num_whole, RECOVERY_TIMEOUT_S)
-    gaps = [one.longest_gap_s for one in broken]
-    intact = [a.is_done and a.text == b.text for a, b in zip(broken, unbroken, strict=True)]
+    runs = [one for own in broken for one in own]
+    intact = [
+        [one.is_done and one.text == whole.text for one in own]
+        for own, whole in zip(broken, unbroken, strict=True)
+    ]
+    greedy = [one for own in intact[::2] for one in own]
+    gaps = [max(one.longest_gap_s for one in own) for own in broken]
     detection_s = watch.detection_s if fault.loses_replica else None
     return ChaosResult(
         fault=fault.name,
-        num_streams=len(broken),
+        num_streams=len(runs),
         num_under_way=watch.num_under_way,
-        num_ended=sum(one.is_done for one in broken),
-        num_intact=sum(intact),
-        num_greedy_intact=sum(intact[::2]),
-        num_greedy=len(intact[::2]),
-        num_moved=sum(one.num_moves > 0 for one in broken),
+        num_ended=sum(one.is_done for one in runs),
+        num_intact=sum(map(sum, intact)),
+        num_greedy_intact=sum(greedy),
+        num_greedy=len(greedy),
+        num_moved=sum(one.num_moves > 0 for one in runs),
         detection_s=detection_s,
         gap_p50_s=round(percentile(gaps, 0.5), 3),
         gap_p99_s=round(percentile(gaps, 0.99), 3),
@@ -113,15 +120,17 @@ class _Watch(Generic[C]):
         """From the strike until an ingress counted a replica less; None: none did."""
         return None if self._seen_s is None else round(max(0.0, self._seen_s - self._struck_s), 2)
 
-    async def strike(self, records: list[StreamRecord]) -> None:
-        """Let the fault strike while the streams of ``records`` run."""
+    async def strike(self, runs: list[list[StreamRecord]]) -> None:
+        """Let the fault strike while streams run, and return when it has been done and what it takes is missed."""
         num_open = await _num_open(self._client, self._cluster)
         self._task = asyncio.create_task(self._note_a_missing_replica(num_open))
         self._struck_s = await asyncio.to_thread(self._fault.strike, self._cluster)
-        self.num_under_way = sum(not one.has_ended for one in records)
+        self.num_under_way = sum(not one.has_ended for own in runs for one in own)
+        if self._fault.loses_replica:
+            await asyncio.wait([self._task], timeout=RECOVERY_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """Look no more for a missing replica: one that worked for a stream has been missed by its end."""
+        """Look no more for a missing replica."""
         assert self._task is not None, "nothing has been struck"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

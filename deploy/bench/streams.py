@@ -46,29 +46,60 @@ class StreamRecord:
 
 
 async def run_streams(
+    client: httpx.AsyncClient, url: str, model: str, plan: StreamPlan
+) -> list[StreamRecord]:
+    """All streams of the plan at once, each to its end."""
+    records = [StreamRecord() for _ in range(plan.num_streams)]
+    await asyncio.gather(
+        *(
+            _run_stream(client, url, _body(model, plan, number), record)
+            for number, record in enumerate(records)
+        )
+    )
+    return records
+
+
+async def run_streams_beside(
     client: httpx.AsyncClient,
     url: str,
     model: str,
     plan: StreamPlan,
-    on_warm: Callable[[list[StreamRecord]], Awaitable[None]] | None = None,
-) -> list[StreamRecord]:
-    """All streams of the plan at once; ``on_warm`` runs beside them once each is under way."""
-    records = [StreamRecord() for _ in range(plan.num_streams)]
-    warm = asyncio.Event()
+    event: Callable[[list[list[StreamRecord]]], Awaitable[None]],
+) -> list[list[StreamRecord]]:
+    """Keep all streams of the plan under way while something happens, however long it takes.
+
+    Args:
+        event: what happens; begins once each stream is under way, and is told of the runs so far.
+
+    Returns:
+        Of each stream its runs: it is asked for again when it has ended before ``event`` has. One that broke is not.
+    """
+    runs: list[list[StreamRecord]] = [[] for _ in range(plan.num_streams)]
+    warm, is_over = asyncio.Event(), asyncio.Event()
 
     def on_chunk() -> None:
-        if all(len(one.arrivals_s) >= WARM_CHUNKS for one in records):
+        if all(len(own) > 1 or (own and len(own[0].arrivals_s) >= WARM_CHUNKS) for own in runs):
             warm.set()
 
-    streams = [
-        asyncio.create_task(_run_stream(client, url, _body(model, plan, number), record, on_chunk))
-        for number, record in enumerate(records)
-    ]
-    if on_warm is not None:
+    async def repeat(number: int) -> None:
+        is_done = True
+        while is_done and not is_over.is_set():
+            record = StreamRecord()
+            runs[number].append(record)
+            await _run_stream(client, url, _body(model, plan, number), record, on_chunk)
+            is_done = record.is_done
+
+    streams = [asyncio.create_task(repeat(number)) for number in range(plan.num_streams)]
+    try:
         await asyncio.wait_for(warm.wait(), _WARM_TIMEOUT_S)
-        await on_warm(records)
-    await asyncio.gather(*streams)
-    return records
+        await event(runs)
+        is_over.set()
+        await asyncio.gather(*streams)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    return runs
 
 
 def _body(model: str, plan: StreamPlan, number: int) -> dict[str, Any]:
@@ -88,7 +119,7 @@ async def _run_stream(
     url: str,
     body: dict[str, Any],
     record: StreamRecord,
-    on_chunk: Callable[[], None],
+    on_chunk: Callable[[], None] = lambda: None,
 ) -> None:
     headers = {"X-Shoal-Explain": "1"}
     try:

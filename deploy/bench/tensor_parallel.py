@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +18,7 @@ from deploy.bench.throughput import StepTime, Throughput, Workload, measure_all,
 from deploy.offline.llm import LLM
 from workers.checkpoint.model_config import ModelConfig
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT
+from workers.model.rendezvous import forget_rendezvous, new_rendezvous
 
 _CONTEXT_LEN = 512
 _WEIGHT_BYTES = {None: 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -96,7 +95,7 @@ def measure_reduce(size: int, width: int, dtype: str) -> list[dict[str, Any]]:
         A row for each number of rows: ``ReduceTime`` as a dict.
     """
     context = multiprocessing.get_context("spawn")
-    rendezvous = f"file://{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"
+    rendezvous = new_rendezvous()
     ours, theirs = context.Pipe(duplex=False)
     ranks = [
         context.Process(target=_time_reduce, args=(rank, size, rendezvous, width, dtype, theirs), daemon=True)
@@ -111,6 +110,7 @@ def measure_reduce(size: int, width: int, dtype: str) -> list[dict[str, Any]]:
         for process in ranks:
             process.join(30)
             process.kill()
+        forget_rendezvous(rendezvous)
     return found
 
 

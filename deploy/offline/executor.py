@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,6 +19,7 @@ from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
+from workers.model.rendezvous import new_rendezvous
 
 _START_TIMEOUT_S = 600.0
 
@@ -75,10 +75,11 @@ def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, Bloc
     # Only where there are no abstract sockets does the endpoint need a folder.
     folder = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="shoal-")
     endpoint = new_endpoint(folder)
-    config = replace(config, tp_size=num_ranks, rendezvous=_free_address())
+    rendezvous = new_rendezvous()
+    config = replace(config, tp_size=num_ranks, rendezvous=rendezvous)
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
-    executor = OwnedRanks(endpoint, num_ranks, processes)
+    executor = OwnedRanks(endpoint, num_ranks, processes, rendezvous)
     try:
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
@@ -138,8 +139,3 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     rank.allocate(counts.device, counts.host)
     rank.warm_up()
     serve_steps(rank, endpoint, config.tp_rank)
-
-
-def _free_address() -> str:
-    """Where the ranks meet: a file, since torch's TCP store would listen on every interface."""
-    return f"file://{tempfile.gettempdir()}/shoal-rendezvous-{secrets.token_hex(8)}"

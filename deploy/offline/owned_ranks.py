@@ -14,6 +14,7 @@ import psutil
 from workers.channel.executor import ChannelExecutor
 from workers.engine.errors import RankLost
 from workers.engine.plan import StepPlan, StepResult
+from workers.model.rendezvous import forget_rendezvous
 
 _LOOK_S = 1.0
 """With no result for so long, processes are looked at."""
@@ -26,10 +27,13 @@ _END_S = 10.0
 class OwnedRanks(ChannelExecutor):
     """Runs plans on ranks whose processes it ends: with ``close``, or all at once when one is lost."""
 
-    def __init__(self, endpoint: str, num_ranks: int, processes: Sequence[BaseProcess]) -> None:
+    def __init__(
+        self, endpoint: str, num_ranks: int, processes: Sequence[BaseProcess], rendezvous: str
+    ) -> None:
         """Listen at ``endpoint``; ``processes`` in the order of ranks, some of which may be added later."""
         super().__init__(endpoint, num_ranks)
         self._processes = processes
+        self._rendezvous = rendezvous
         self._loss: str | None = None
 
     def launch(self, plan: StepPlan) -> None:
@@ -61,6 +65,7 @@ class OwnedRanks(ChannelExecutor):
             process.kill()
         for process in self._processes:
             process.join()
+        forget_rendezvous(self._rendezvous)
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cluster.signs import wait_for_silence
+from cluster.signs import ProcessState, process_state, wait_for_silence
 
 
 async def answer() -> None:
@@ -24,11 +24,20 @@ async def silence() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def after(num_answers: int) -> Callable[[], Awaitable[None]]:
+def unknown() -> ProcessState:
+    """Of a process elsewhere."""
+    return ProcessState.UNKNOWN
+
+
+def look_at(pid: int) -> Callable[[], ProcessState]:
+    return lambda: process_state(pid)
+
+
+def after(num_answers: int) -> Callable[[], Awaitable[unknown]]:
     """One that answers so often and then no more."""
     left = [num_answers]
 
-    def ask() -> Awaitable[None]:
+    def ask() -> Awaitable[unknown]:
         left[0] -= 1
         return answer() if left[0] >= 0 else silence()
 
@@ -39,7 +48,7 @@ async def test_one_of_another_host_that_falls_silent_is_found_within_the_limit()
     started_s = time.monotonic()
 
     # A busy machine may take its time, but not for ever.
-    found = await asyncio.wait_for(wait_for_silence([answer, after(1)], [None, None], 0.3), 20)
+    found = await asyncio.wait_for(wait_for_silence([answer, after(1)], [unknown, unknown], 0.3), 20)
 
     assert found[0] == 1
     assert time.monotonic() - started_s > 0.3
@@ -50,7 +59,7 @@ async def test_a_stopped_process_is_found_and_a_running_one_gets_more_time() -> 
     processes = [subprocess.Popen(sleeper) for _ in range(2)]  # noqa: ASYNC220 - it takes milliseconds
     try:
         pids = [process.pid for process in processes]
-        waiting = asyncio.ensure_future(wait_for_silence([silence, answer], pids, 0.2))
+        waiting = asyncio.ensure_future(wait_for_silence([silence, answer], [*map(look_at, pids)], 0.2))
         assert not (await asyncio.wait([waiting], timeout=0.8))[0]  # both run
 
         os.kill(pids[1], signal.SIGSTOP)
@@ -64,7 +73,7 @@ async def test_a_stopped_process_is_found_and_a_running_one_gets_more_time() -> 
 
 async def test_a_process_that_has_ended_is_found_whatever_its_last_answer() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # noqa: ASYNC220 - milliseconds
-    waiting = asyncio.ensure_future(wait_for_silence([answer], [process.pid], 30.0))
+    waiting = asyncio.ensure_future(wait_for_silence([answer], [look_at(process.pid)], 30.0))
     assert not (await asyncio.wait([waiting], timeout=0.3))[0]
 
     process.kill()  # and nobody has asked for its end: it is still in the table of processes
@@ -78,12 +87,12 @@ async def test_an_error_is_a_sign_of_life() -> None:
         raise RuntimeError("not now")
 
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(wait_for_silence([fail], [None], 0.2), 1.0)
+        await asyncio.wait_for(wait_for_silence([fail], [unknown], 0.2), 1.0)
 
 
 async def test_time_in_which_this_process_does_not_run_is_nobodys_silence() -> None:
     """The answer is ready, but the loop had no time to take it."""
-    waiting = asyncio.ensure_future(wait_for_silence([answer], [None], 0.3))
+    waiting = asyncio.ensure_future(wait_for_silence([answer], [unknown], 0.3))
     await asyncio.sleep(0.05)
 
     time.sleep(0.6)  # noqa: ASYNC251 - the pause is what is tested

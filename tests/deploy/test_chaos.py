@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
+import httpx
+import orjson
 import pytest
 
 from deploy.bench.chaos import ChaosResult, run_round
 from deploy.bench.faults import CHANGES, FAULTS, C, Fault
-from deploy.bench.streams import StreamPlan, StreamRecord
+from deploy.bench.streams import WARM_CHUNKS, StreamPlan, StreamRecord, run_streams_beside
 from deploy.deployed_cluster import DeployedCluster
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
@@ -28,6 +30,39 @@ def run(cluster: C, fault: Fault[C], plan: StreamPlan) -> ChaosResult:
 def test_the_longest_gap_of_a_stream_is_between_two_chunks() -> None:
     assert StreamRecord(arrivals_s=[1.0, 1.5, 4.0, 4.25]).longest_gap_s == 2.5
     assert StreamRecord(arrivals_s=[1.0]).longest_gap_s == 0.0
+
+
+class Text(httpx.AsyncByteStream):
+    """A stream of ``num_chunks`` chunks; whether its end comes after them."""
+
+    def __init__(self, num_chunks: int, is_whole: bool) -> None:
+        self._num_chunks = num_chunks
+        self._is_whole = is_whole
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self._num_chunks):
+            await asyncio.sleep(0)
+            yield b'data: {"choices": [{"text": "a"}]}\n\n'
+        if self._is_whole:
+            yield b"data: [DONE]\n\n"
+
+
+async def test_streams_begin_again_until_what_happens_beside_them_is_over_and_broken_ones_do_not() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        is_whole = orjson.loads(request.content)["seed"] == 0
+        return httpx.Response(200, stream=Text(WARM_CHUNKS, is_whole))
+
+    async def event(runs: list[list[StreamRecord]]) -> None:
+        while len(runs[0]) < 5:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        whole, broken = await run_streams_beside(client, "http://here", "m", StreamPlan(2, 8, 0.0), event)
+
+    assert [one.is_done for one in whole] == [True] * len(whole)
+    assert {one.text for one in whole} == {"a" * WARM_CHUNKS}
+    assert len(whole) >= 5
+    assert [one.is_done for one in broken] == [False]
 
 
 @pytest.mark.cluster

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -37,6 +39,10 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
+def rendezvous_files() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("shoal-rendezvous-*"))
+
+
 def answer(served: ServedCluster) -> str:
     body = {"model": served.model, "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
     done = httpx.post(f"{served.url}/v1/completions", json=body, timeout=120)
@@ -54,13 +60,14 @@ def one_ranks_text(start_cluster: Callable[..., ServedCluster], demo_model: Mode
 
 @pytest.fixture(scope="module")
 def served(start_cluster: Callable[..., ServedCluster], one_ranks_text: str) -> Iterator[ServedCluster]:
-    started_s = time.monotonic()
+    before, started_s = rendezvous_files(), time.monotonic()
     found = start_cluster(*FLAGS, "--tensor-parallel-size", "2")
     found.wait_until_up()
     print(f"a cluster with two ranks answers after {time.monotonic() - started_s:.1f} s")
     yield found
     assert found.stop() == 0
     assert found.runtime.processes() == []
+    assert rendezvous_files() == before
 
 
 def test_two_ranks_answer_as_one(served: ServedCluster, one_ranks_text: str) -> None:

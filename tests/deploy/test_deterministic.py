@@ -53,6 +53,11 @@ def numbers_of(llm: LLM, indices: Iterable[int], num_choices: int = 1) -> list[A
     ]
 
 
+def tokens_of(numbers: list[Any]) -> list[list[list[int]]]:
+    """Without log-probabilities."""
+    return [[token_ids for token_ids, _ in choices] for choices in numbers]
+
+
 ALL = range(len(PROMPTS))
 
 
@@ -154,10 +159,11 @@ def test_a_choice_that_shares_its_prompt_is_what_it_would_be_alone(llm: LLM) -> 
     assert num_shared > 0
 
 
-def test_two_ranks_agree_with_themselves() -> None:
+def test_two_ranks_agree_with_themselves_and_on_one_ranks_tokens(alone: list[Any]) -> None:
     llm = make_llm(tensor_parallel_size=2, cpu_threads=1)
     try:
         together = numbers_of(llm, ALL)
+        assert tokens_of(together) == tokens_of(alone)  # whose sums have other last bits
         llm.restart_engine(max_num_batched_tokens=17, num_blocks=6)
         assert numbers_of(llm, ALL) == together
     finally:

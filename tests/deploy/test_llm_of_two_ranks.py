@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ def test_two_ranks_answer_as_one(options: dict[str, Any]) -> None:
         llm = LLM(str(SHAPE), **OPTIONS, **options, tensor_parallel_size=size)
         try:
             found.append(answers(llm))
-            assert llm.load.num_swap_preemptions > 0 or not options
+            assert (llm.load.num_swap_preemptions > 0) == ("swap_space" in options)
+            assert llm.load.num_cached_tokens > 0
         finally:
             llm.close()
 
@@ -127,7 +129,10 @@ def test_two_ranks_answer_as_one(options: dict[str, Any]) -> None:
         (signal.SIGSTOP, r"rank [01] \(process \d+\) is stopped; all 2 ranks .*make another LLM"),
     ],
 )
-def test_a_lost_rank_ends_all_ranks_and_the_run(number: signal.Signals, says: str) -> None:
+def test_a_lost_rank_ends_all_ranks_and_the_run(
+    number: signal.Signals, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
     ranks = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
     assert len(ranks) == 2
@@ -139,4 +144,5 @@ def test_a_lost_rank_ends_all_ranks_and_the_run(number: signal.Signals, says: st
 
     print(f"{number.name}: all ranks had ended after {time.monotonic() - started_s:.2f} s")
     assert not any(rank.is_running() for rank in ranks)
+    assert list(tmp_path.iterdir()) == []
     llm.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.ports import check_ports, claim_port
+from deploy.ports import check_ports, claim_inner_ports, claim_port
 from deploy.runtime import find_free_ports
 from deploy.settings import make_settings
 from workers.engine.errors import InvalidRequest
@@ -63,3 +63,26 @@ def test_two_clusters_that_start_at_once_cannot_both_have_a_port() -> None:
     assert is_refused()
     claim.close()
     assert not is_refused()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_clusters_that_start_at_once_have_no_inner_port_in_common() -> None:
+    clusters = [claim_inner_ports(67, port=8000) for _ in range(3)]
+    try:
+        ports = [port for one in clusters for port in one.ports]
+        assert len(set(ports)) == 3 * 67
+    finally:
+        for one in clusters:
+            one.release()
+
+
+def test_an_inner_port_in_use_is_left_out() -> None:
+    before = claim_inner_ports(3, port=8000)
+    before.release()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", before.ports[0]))
+        after = claim_inner_ports(67, port=8000)
+        after.release()
+
+    assert before.ports[0] not in after.ports
+    assert len(after.ports) == 67

@@ -29,4 +29,6 @@ def test_a_group_over_two_nodes_heals_when_a_rank_is_stopped_and_when_a_node_is_
     assert found["is_elsewhere"]
     assert found["texts"] == found["texts"][:1] * 3
     assert found["texts"][0]
+    assert found["stopped_rank_gone_s"] < 2.0 + 1.5  # the goal, and time for a loaded machine to notice
+    assert found["groups"] == ["CREATED"]  # nothing of the two that are lost
     assert found["groups_left"] == []

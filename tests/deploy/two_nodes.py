@@ -34,14 +34,24 @@ from workers.checkpoint.source import resolve_model
 PROMPT = "Once upon a time there was a"
 
 
-def rank_nodes() -> set[str]:
-    """Nodes where ranks live."""
+def nodes_of(kind: str) -> set[str]:
+    """Nodes where actors of a class live."""
     actors = ray._private.state.actors().values()
     return {
         one["Address"]["NodeID"]
         for one in actors
-        if one["State"] == "ALIVE" and one["ActorClassName"] == "RankActor"
+        if one["State"] == "ALIVE" and one["ActorClassName"] == kind
     }
+
+
+def rank_nodes() -> set[str]:
+    return nodes_of("RankActor")
+
+
+def placement_groups() -> list[str]:
+    """States of those that are there."""
+    groups = ray.util.placement_group_table().values()
+    return [group["state"] for group in groups if group["state"] != "REMOVED"]
 
 
 def stop_the_far_rank() -> float:
@@ -52,9 +62,13 @@ def stop_the_far_rank() -> float:
     (far,) = (rank for rank in ranks if rank.parent() != replica.parent())
     stopped_s = time.monotonic()
     far.suspend()
-    _, left = psutil.wait_procs([replica, *ranks], timeout=60)
+    gone, left = psutil.wait_procs([replica, *ranks], timeout=60, callback=lambda one: note(one.pid, stopped_s))
     assert not left, left
     return time.monotonic() - stopped_s
+
+
+def note(pid: int, since_s: float) -> None:
+    print(f"process {pid} has ended after {time.monotonic() - since_s:.2f} s", file=sys.stderr)
 
 
 def main() -> None:
@@ -88,16 +102,19 @@ def main() -> None:
         }
         found["stopped_rank_gone_s"] = stop_the_far_rank()
         found["texts"].append(answer())
-        victim = next(node for node in nodes if node.node_id in rank_nodes())
+        struck = rank_nodes() - nodes_of(
+            "ServeReplica:shoal-ingress:ingress"
+        )  # whose requests would end with it
+        victim = next(node for node in nodes if node.node_id in struck)
         lost_s = time.monotonic()
         cluster.remove_node(victim, allow_graceful=False)
         found["texts"].append(answer())
         found["healed_s"] = time.monotonic() - lost_s
         found["num_nodes"].append(len(rank_nodes()))
         found["is_elsewhere"] = victim.node_id not in rank_nodes()
+        found["groups"] = placement_groups()
         serve.shutdown()
-        groups = ray.util.placement_group_table().values()
-        found["groups_left"] = [group["state"] for group in groups if group["state"] != "REMOVED"]
+        found["groups_left"] = placement_groups()
     finally:
         ray.shutdown()
         cluster.shutdown()

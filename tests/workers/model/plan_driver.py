@@ -138,18 +138,14 @@ def read_fields(fields: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**fields | {"experts": Experts(**experts) if experts is not None else None})
 
 
-def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
-    """Continue prompts as one rank of a group; print the tokens as JSON.
+def run_group(
+    spec: dict[str, Any], tp_rank: int = 0, tp_size: int = 1, rendezvous: str | None = None
+) -> list[list[int]]:
+    """Continue prompts as one rank of a group, and return the tokens.
 
     The spec holds ``prompts`` and ``num_tokens``, and either ``model`` (a path) or ``model_config`` (fields, for random
-    weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list), ``chunk`` and
-    ``overlapped_tokens`` (steps of so many are computed in parts).
+    weights); it may hold ``rank`` (more fields of the rank's config), ``params`` (a list) and ``chunk``.
     """
-    os.environ.update(RANK_ENVIRONMENT)
-    torch.set_num_threads(1)
-    spec = json.loads(spec_json)
-    if "overlapped_tokens" in spec:
-        tensor_parallel._OVERLAPPED_TOKENS = spec["overlapped_tokens"]
     params = [ChoiceParams(**one) for one in spec["params"]] if "params" in spec else GREEDY
     config = RankConfig(
         files=ModelFiles(Path(spec["model"]), "demo") if "model" in spec else None,
@@ -157,9 +153,9 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
         model_config=read_fields(spec["model_config"]) if "model_config" in spec else None,
         max_model_len=256,
         num_threads=1,
-        tp_rank=int(tp_rank),
-        tp_size=int(tp_size),
-        rendezvous=rendezvous if tp_size != "1" else None,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+        rendezvous=rendezvous,
         **spec.get("rank", {}),
     )
     rank = make_rank(config)
@@ -169,7 +165,20 @@ def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
     driver = PlanDriver(rank, 200)
     outputs, _ = driver.generate(spec["prompts"], spec["num_tokens"], params, spec.get("chunk"))
     rank.close()
-    print(json.dumps(outputs))
+    return outputs
+
+
+def main(spec_json: str, tp_rank: str, tp_size: str, rendezvous: str) -> None:
+    """Be one rank as ``spec_json`` says, and print the tokens as JSON.
+
+    The spec may also hold ``overlapped_tokens``: steps of so many are computed in parts.
+    """
+    os.environ.update(RANK_ENVIRONMENT)
+    torch.set_num_threads(1)
+    spec = json.loads(spec_json)
+    if "overlapped_tokens" in spec:
+        tensor_parallel._OVERLAPPED_TOKENS = spec["overlapped_tokens"]
+    print(json.dumps(run_group(spec, int(tp_rank), int(tp_size), rendezvous if tp_size != "1" else None)))
 
 
 if __name__ == "__main__":
