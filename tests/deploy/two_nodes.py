@@ -62,7 +62,7 @@ def stop_the_far_rank() -> float:
     (far,) = (rank for rank in ranks if rank.parent() != replica.parent())
     stopped_s = time.monotonic()
     far.suspend()
-    gone, left = psutil.wait_procs([replica, *ranks], timeout=60, callback=lambda one: note(one.pid, stopped_s))
+    _, left = psutil.wait_procs([replica, *ranks], timeout=60, callback=lambda one: note(one.pid, stopped_s))
     assert not left, left
     return time.monotonic() - stopped_s
 
