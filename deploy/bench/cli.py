@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -286,10 +287,13 @@ def http(
 
     name = model or Client(url).first_model()
     result: dict[str, Any] = {"bench": "http", "environment": environment(), "runs": []}
+    # No prompt is sent twice, not by another call either: the cluster's cache would answer it.
+    seeds = random.SystemRandom()
     for count in _numbers(streams, "streams"):
-        asyncio.run(run_load(LoadPlan(url, name, count, 1, input_len, output_len)))  # warm-up
+        plan = LoadPlan(url, name, count, requests_per_stream, input_len, output_len)
+        asyncio.run(run_load(replace(plan, requests_per_stream=1, seed=seeds.getrandbits(32))))  # warm-up
         before = CpuTimes.now()
-        found = asyncio.run(run_load(LoadPlan(url, name, count, requests_per_stream, input_len, output_len)))
+        found = asyncio.run(run_load(replace(plan, seed=seeds.getrandbits(32))))
         cpu_us = before.per_token_us(CpuTimes.now(), found.num_chunks)
         result["runs"].append({**asdict(found), "cpu_us_per_token": cpu_us})
     show_runs("http", [{k: v for k, v in run.items() if k != "cpu_us_per_token"} for run in result["runs"]])

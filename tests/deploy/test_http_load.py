@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
+from deploy.bench.cli import http
 from deploy.bench.http_load import LoadPlan, run_load
 
 
@@ -42,4 +44,24 @@ async def test_a_stream_that_breaks_off_counts_as_failed() -> None:
     result = await run_load(LoadPlan(f"http://127.0.0.1:{port}/v1", "m", 1, 2, 4, 9))
 
     assert (result.num_requests, result.num_failed) == (2, 2)
+    server.close()
+
+
+async def test_the_command_sends_no_prompt_twice() -> None:
+    prompts: list[list[int]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split()[0])
+        prompts.append(json.loads(await reader.readexactly(length))["prompt"])
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"x": "data"}\n\n' * 2 + b"data: [DONE]\n\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    await asyncio.to_thread(http, f"http://127.0.0.1:{port}/v1", "m", "2,3", 2, 16, 9, None)
+
+    assert len(prompts) == 5 * (1 + 2)  # a round to warm up, then two, each with 2 and with 3 streams
+    assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
     server.close()
