@@ -11,14 +11,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import psutil
 
 from cluster.placement import WORKER_GROUP_LABEL
 from deploy.processes import processes_of
 from deploy.runtime import Runtime, find_free_ports
+from workers.engine.errors import ShoalError
 
 ROOT = Path(__file__).resolve().parents[1]
+_LAST_CHARS = 2000
 
 
 class RayHead:
@@ -35,6 +38,8 @@ class RayHead:
             "RAY_AUTH_TOKEN": self.token,
             "SHOAL_METRICS_PORT": str(self.metrics_port),
         }
+        # What Ray reports of processes that are killed on purpose is not for who watches a benchmark.
+        self._log = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -49,10 +54,14 @@ class RayHead:
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "up\n", "the head did not start"
+        if self.process.stdout.readline() != "up\n":
+            self.process.wait()
+            self._log.seek(0)
+            raise ShoalError(f"Ray's head did not start: {self._log.read()[-_LAST_CHARS:].strip()}")
 
     @property
     def url(self) -> str:
@@ -101,6 +110,7 @@ class RayHead:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)
+        self._log.close()
 
 
 def main() -> None:

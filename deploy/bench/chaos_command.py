@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.tables import print_table
 from workers.engine.errors import InvalidRequest
 
 HEADINGS = ("streams", "under way", "ended", "intact", "moved", "missed", "gap p50", "p99", "back")
@@ -81,9 +81,9 @@ def chaos(
 
 
 def _show(runs: list[dict[str, Any]]) -> None:
-    table = Table(Column("fault", no_wrap=True), *HEADINGS, title="chaos: streams and seconds")
+    rows = []
     for one in runs:
         counts = (one[f"num_{what}"] for what in ("streams", "under_way", "ended", "intact", "moved"))
         seconds = (one["detection_s"], one["gap_p50_s"], one["gap_p99_s"], one["replica_back_s"])
-        table.add_row(one["fault"], *map(str, counts), *("" if s is None else f"{s:.2g}" for s in seconds))
-    console.print(table)
+        rows.append([one["fault"], *map(str, counts), *("" if s is None else f"{s:.2g}" for s in seconds)])
+    print_table(console, ["fault", *HEADINGS], rows, "chaos: streams and seconds")

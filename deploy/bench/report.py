@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from deploy.console import console
+from deploy.tables import print_table
 
 
 def environment() -> dict[str, Any]:
@@ -37,10 +36,11 @@ def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
 
 def show_runs(title: str, rows: list[dict[str, Any]]) -> None:
     """A table with one column a run and one line a figure."""
-    table = Table("", *(f"run {number}" for number in range(1, len(rows) + 1)), title=title)
-    for name in dict.fromkeys(name for row in rows for name in row):
-        table.add_row(name, *(str(row.get(name, "")) for row in rows))
-    console.print(table)
+    headings = ["", *(f"run {number}" for number in range(1, len(rows) + 1))]
+    names = dict.fromkeys(name for row in rows for name in row)
+    print_table(
+        console, headings, [[name, *(str(row.get(name, "")) for row in rows)] for name in names], title
+    )
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from deploy.bench.report import environment, write_result
 from deploy.console import console
+from deploy.tables import print_table
 from router.placement.policy import POLICIES
 
 SHOWN = {
@@ -114,10 +114,8 @@ def simulate(
 
 
 def _show(title: str, figures: list[dict[str, Any]]) -> None:
-    table = Table(Column("policy", no_wrap=True), *SHOWN.values(), title=title)
-    for one in figures:
-        table.add_row(one["name"], *(f"{one[name]:.4g}" for name in SHOWN))
-    console.print(table)
+    rows = [[one["name"], *(f"{one[name]:.4g}" for name in SHOWN)] for one in figures]
+    print_table(console, ["policy", *SHOWN.values()], rows, title)
 
 
 def _add_runs(path: Path, runs: list[dict[str, Any]]) -> None:
