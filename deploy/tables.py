@@ -17,14 +17,16 @@ def print_table(
 ) -> None:
     """Print ``rows`` under ``headings``; the first column, which names the rows, is repeated where the table is folded.
 
-    Headings wrap between words, values never.
+    Values never wrap; headings do, between words, where the table would be too wide otherwise.
     """
-    widths = [
-        max(_longest_word(heading), *(len(row[index]) for row in rows), 1) + _FRAME
-        for index, heading in enumerate(headings)
-    ]
+    values = [max((len(row[index]) for row in rows), default=0) for index in range(len(headings))]
+    widths = [max(len(heading), value, 1) for heading, value in zip(headings, values, strict=True)]
+    if sum(widths) + _FRAME * len(widths) >= console.width:
+        widths = [
+            max(_longest_word(heading), value, 1) for heading, value in zip(headings, values, strict=True)
+        ]
     for columns in _folded(widths, console.width):
-        shown = (Column(Text(headings[index]), min_width=widths[index] - _FRAME) for index in columns)
+        shown = (Column(Text(headings[index]), width=widths[index]) for index in columns)
         table = Table(*shown, title=title or None)
         for row in rows:
             table.add_row(*(Text(row[index]) for index in columns))
@@ -34,13 +36,13 @@ def print_table(
 
 def _folded(widths: Sequence[int], width: int) -> Iterator[list[int]]:
     """Columns of each table: the first, and as many others as fit; one at least."""
-    columns, used = [0], 1 + widths[0]
+    columns, used = [0], 1 + widths[0] + _FRAME
     for index in range(1, len(widths)):
-        if used + widths[index] > width and len(columns) > 1:
+        if used + widths[index] + _FRAME > width and len(columns) > 1:
             yield columns
-            columns, used = [0], 1 + widths[0]
+            columns, used = [0], 1 + widths[0] + _FRAME
         columns.append(index)
-        used += widths[index]
+        used += widths[index] + _FRAME
     yield columns
 
 

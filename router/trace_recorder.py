@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
 """Of one ingress's file; then recording ends, and the log says so."""
+MAX_QUEUED = 10_000
+"""Requests that wait for a slow disk; further ones are left out of the trace, and counted in the log."""
 
 
 class TraceRecorder:
@@ -34,13 +36,18 @@ class TraceRecorder:
         self._wall_clock = wall_clock
         self._max_bytes = max_bytes
         self._queue: queue.SimpleQueue[tuple[int, TraceRequest] | None] = queue.SimpleQueue()
+        self._has_ended = False
+        self._num_left_out = 0
         self._thread = threading.Thread(target=self._write_all, name="trace-recorder", daemon=True)
         self._thread.start()
 
     def note(self, journal: Journal, age_s: float) -> None:
         """Record a request that ended now and came ``age_s`` seconds ago; one that no replica had is left out."""
         hashed = journal.prompt.hashed()
-        if hashed is None:
+        if hashed is None or self._has_ended:
+            return
+        if self._queue.qsize() >= MAX_QUEUED:
+            self._num_left_out += 1
             return
         block_size, hashes = hashed
         one = TraceRequest(
@@ -48,10 +55,18 @@ class TraceRecorder:
         )
         self._queue.put((block_size, one))
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that are not written yet."""
+        return self._queue.qsize()
+
     def close(self) -> None:
         """Write what is queued and end the thread. Safe to call twice; blocks for as long as the disk needs."""
         self._queue.put(None)
         self._thread.join()
+        if self._num_left_out:
+            log.warning("trace %s lacks %d requests: the disk was too slow", self.path, self._num_left_out)
+            self._num_left_out = 0
 
     def _write_all(self) -> None:
         try:
@@ -75,3 +90,7 @@ class TraceRecorder:
                     item = self._queue.get()
         except OSError:
             log.exception("requests are no longer recorded to %s", self.path)
+        finally:
+            self._has_ended = True
+            while not self._queue.empty():  # nobody reads it any more
+                self._queue.get()

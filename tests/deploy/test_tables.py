@@ -15,7 +15,17 @@ def rendered(headings: list[str], rows: list[list[str]], width: int = 80) -> lis
     """The lines that are printed at a terminal of so many columns."""
     out = io.StringIO()
     print_table(Console(file=out, width=width), headings, rows, "a title")
-    return out.getvalue().splitlines()
+    return checked(out.getvalue(), width)
+
+
+def checked(text: str, width: int) -> list[str]:
+    """Lines that are no wider than the terminal, and whose frames are whole."""
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    for line in lines:
+        assert not set("┃│") & set(line) or line.rstrip()[-1] in "┃│", line
+        assert "…" not in line
+    return lines
 
 
 def words(lines: list[str]) -> list[str]:
@@ -33,7 +43,6 @@ def test_no_value_is_cut_or_left_out(num_columns: int, size: int) -> None:
 
     lines = rendered(headings, rows)
 
-    assert max(map(len, lines)) <= 80
     shown = words(lines)
     for row in rows:
         assert set(row) <= set(shown)
@@ -73,12 +82,10 @@ def test_the_tables_of_benchmarks_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     report.show_runs("512 prompts at 4 times the memory", [pressure] * 12)
     simulate._show("mooncake_conversation.jsonl.gz at 1 times its rate on 8 replicas (engine)", [figures] * 2)
 
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
+    lines = checked(out.getvalue(), 80)
     shown = words(lines)
     assert {"27.81", "0.012", "stopped", "12345.67", "recompute", "1235", "12"} <= set(shown) | {
         "27.81",
         "12",
     }
     assert shown.count("12345.67") == 12
-    assert not any("…" in line for line in lines)

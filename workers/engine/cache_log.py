@@ -24,22 +24,33 @@ class CacheLog:
         self._next_sequence = 0
         self._tiers: dict[bytes, int] = {}
         self._told: dict[bytes, int] = {}
-        """Of hashes that have changed: where listeners believe them to be."""
+        """Of hashes that have changed: where listeners believe them to be. Who never drains has an entry a block."""
+
+    @property
+    def num_changed(self) -> int:
+        """Hashes that the next ``drain`` looks at."""
+        return len(self._told)
 
     def stored(self, block_hash: bytes, tier: int = DEVICE) -> None:
         """A hash that was absent from ``tier`` can now be found there."""
         before = self._tiers.get(block_hash, 0)
-        self._told.setdefault(block_hash, before)
         self._tiers[block_hash] = before | tier
+        self._note(block_hash, before, before | tier)
 
     def evicted(self, block_hash: bytes, tier: int = DEVICE) -> None:
         """A hash that was present in ``tier`` can no longer be found there."""
         before = self._tiers[block_hash]
-        self._told.setdefault(block_hash, before)
-        if before == tier:
-            del self._tiers[block_hash]
+        now = before & ~tier
+        if now:
+            self._tiers[block_hash] = now
         else:
-            self._tiers[block_hash] = before & ~tier
+            del self._tiers[block_hash]
+        self._note(block_hash, before, now)
+
+    def _note(self, block_hash: bytes, before: int, now: int) -> None:
+        """Keep a change; one that takes back an earlier one leaves nothing to tell."""
+        if self._told.setdefault(block_hash, before) == now:
+            del self._told[block_hash]
 
     def drain(self) -> CacheEvents | None:
         """Hand out and forget what was collected; None if nothing changed."""
