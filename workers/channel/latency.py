@@ -38,12 +38,14 @@ class ChannelLatency:
     """The same until the first rank has."""
     round_trip_p50_s: float
     """Until the brain has decoded the answer of rank 0."""
+    launch_p50_s: float
+    """Until the brain has rung every rank's doorbell: with a core for each rank, what more ranks add."""
 
     def __str__(self) -> str:
         return (
             f"{self.num_ranks} ranks, {self.num_plans} plans: all have it after {self.p50_s * 1e6:.0f} us (p50), "
             f"{self.p99_s * 1e6:.0f} us (p99); the first after {self.first_p50_s * 1e6:.0f} us; "
-            f"there and back {self.round_trip_p50_s * 1e6:.0f} us"
+            f"there and back {self.round_trip_p50_s * 1e6:.0f} us; sent in {self.launch_p50_s * 1e6:.0f} us"
         )
 
 
@@ -73,14 +75,14 @@ def measure_latency(
             for process in ranks:
                 process.start()
             executor.wait_for_ranks(60.0)
-            sent_s, answered_s = _send_plans(executor, num_warmup + num_plans, num_rows, gap_s)
+            sent_s, launched_s, answered_s = _send_plans(executor, num_warmup + num_plans, num_rows, gap_s)
         finally:
             executor.close()  # which ends the ranks: they tell their stamps and go
         stamps_s = [receiver.recv() for receiver, _ in pipes]
         for process in ranks:
             process.join()
     received_s = list(zip(*stamps_s, strict=True))[num_warmup:]
-    sent_s, answered_s = sent_s[num_warmup:], answered_s[num_warmup:]
+    sent_s, launched_s, answered_s = (one[num_warmup:] for one in (sent_s, launched_s, answered_s))
     last = sorted(max(at) - sent for at, sent in zip(received_s, sent_s, strict=True))
     return ChannelLatency(
         num_ranks=num_ranks,
@@ -91,25 +93,30 @@ def measure_latency(
         round_trip_p50_s=statistics.median(
             back - sent for back, sent in zip(answered_s, sent_s, strict=True)
         ),
+        launch_p50_s=statistics.median(
+            launched - sent for launched, sent in zip(launched_s, sent_s, strict=True)
+        ),
     )
 
 
 def _send_plans(
     executor: ChannelExecutor, num_plans: int, num_rows: int, gap_s: float
-) -> tuple[list[float], list[float]]:
-    """When each plan was about to be encoded, and when its answer was decoded."""
+) -> tuple[list[float], list[float], list[float]]:
+    """When each plan was about to be encoded, when it had been sent, and when its answer was decoded."""
     rows = list(range(num_rows))
     sent_s: list[float] = []
+    launched_s: list[float] = []
     answered_s: list[float] = []
     for step_id in range(num_plans):
         starts = [1000 + step_id] * num_rows
         plan = StepPlan(step_id, [], rows, starts, [1] * num_rows, [True] * num_rows, [[]] * num_rows)
         sent_s.append(time.monotonic())
         executor.launch(plan)
+        launched_s.append(time.monotonic())
         executor.collect(timeout_s=10.0)
         answered_s.append(time.monotonic())
         time.sleep(gap_s)
-    return sent_s, answered_s
+    return sent_s, launched_s, answered_s
 
 
 def _serve_stamps(endpoint: str, rank: int, pipe: Connection) -> None:
