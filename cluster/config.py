@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from workers.checkpoint.source import ModelSource
@@ -66,6 +67,8 @@ class ReplicaConfig:
     """A rank's process that has not answered for this long is lost, and its group with it."""
     drain_timeout_s: float = 60.0
     """How long a replica that is being removed goes on with the requests it has."""
+    stopping_file: Path | None = None
+    """There once the cluster is being stopped, so that what ends from then on is no failure; None: no such sign."""
     metrics_port: int | None = None
     """Port on which the processes of a node tell their metrics together (``cluster.node_exporter``); None: not."""
     vllm_metric_names: bool = False

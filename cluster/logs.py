@@ -70,6 +70,7 @@ def set_up_logs(form: str, process: str) -> None:
     ]
     for handler in handlers:
         handler.setFormatter(formatter)
+    logging.getLogger(_SERVE).setLevel(logging.INFO)  # from here on its lines have our form
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers[:] = handlers

@@ -239,10 +239,19 @@ class Replica:
         if self._is_ending:
             return
         self._is_ending = True
-        logger.error("replica ends: %s", reason)
+        if self._is_stopped:
+            logger.info("replica ends with its cluster: %s", reason)
+        else:
+            logger.error("replica ends: %s", reason)
         self._end_processes()
         logging.shutdown()
         os._exit(1)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether somebody is stopping the cluster: its processes end one by one, in any order."""
+        sign = self._config.stopping_file
+        return sign is not None and sign.exists()
 
     def _end_processes(self) -> None:
         self._brain.kill()

@@ -68,8 +68,9 @@ def build_model_application(
 
 
 def _logging(form: str) -> dict[str, Any]:
-    """For the lines that Serve writes before our constructors run, which set up the rest."""
-    return {"encoding": "JSON" if form == "json" else "TEXT"}
+    """For what Serve writes before our constructors run, which set up the rest: only what went wrong, since its JSON
+    has other keys than ours."""
+    return {"encoding": "JSON" if form == "json" else "TEXT", "log_level": "WARNING"}
 
 
 def _scale_options(scale: int | ScaleBounds) -> dict[str, Any]:

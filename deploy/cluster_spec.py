@@ -166,6 +166,7 @@ def read_cluster_spec(path: Path) -> ClusterSpec:
         raise InvalidRequest(f"{path}: {error.strerror}", "config") from None
     except yaml.YAMLError as error:
         raise InvalidRequest(f"{path} is no YAML: {' '.join(str(error).split())}", "config") from None
+    _refuse_other_formats(path, content)
     try:
         return ClusterSpec.model_validate(content)
     except ValidationError as error:
@@ -173,3 +174,29 @@ def read_cluster_spec(path: Path) -> ClusterSpec:
         where = ".".join(str(part) for part in first["loc"]) or "the whole file"
         message = first["msg"].removeprefix("Value error, ")
         raise InvalidRequest(f"{path}, {where}: {message[:1].lower()}{message[1:]}", "config") from None
+
+
+def _refuse_other_formats(path: Path, content: Any) -> None:
+    """Tell those who hand over what this file becomes in the end, and not what it is made of."""
+    if not isinstance(content, dict):
+        return
+    if "applications" in content:
+        raise InvalidRequest(
+            f"{path} is a configuration of Ray Serve (applications: ...): put it on the cluster with "
+            "`serve deploy`; `shoal deploy` takes models, ingress and http (deploy/docs/operations.md) and writes the "
+            "former with --print",
+            "config",
+        )
+    if "apiVersion" in content or "serveConfigV2" in content:
+        kind = content.get("kind", "object with serveConfigV2")
+        raise InvalidRequest(
+            f"{path} is a Kubernetes {kind}: give it to `kubectl apply -f`; `shoal deploy` takes models, ingress and "
+            "http (deploy/docs/operations.md) for a Ray cluster that runs already",
+            "config",
+        )
+    if isinstance(content.get("models"), list) and {"ray", "service", "image"} & content.keys():
+        raise InvalidRequest(
+            f"{path} are values of the Helm chart: give them to `helm install -f`; `shoal deploy` takes models, "
+            "ingress and http (deploy/docs/operations.md)",
+            "config",
+        )

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cluster.logs import log_object
 from deploy.console import console
@@ -20,6 +20,9 @@ from deploy.console import console
 _PROCESS = "serve"
 _PERIOD_S = 0.5
 _ERROR = "error: "
+_SERVE = "ray.serve"
+_THEIRS = {"levelname", "message"}
+"""Keys of Ray Serve's own objects."""
 _WIDTH = 1 << 16
 """No line is broken: a message is one object."""
 
@@ -95,13 +98,28 @@ class LogFile:
 
 
 def as_object(line: str) -> str:
-    """``line`` if it is a JSON object; else an object that says it; nothing for nothing."""
-    try:
-        if isinstance(json.loads(line), dict):
-            return line
-    except ValueError:
-        pass
+    """``line`` as an object of ours: itself if it is one, Ray Serve's own in our keys; nothing for nothing."""
     if not line.strip():
         return ""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return _with_our_keys(found) if found.keys() >= _THEIRS else line
     level = "ERROR" if line.startswith(_ERROR) else "INFO"
     return log_object(level, _PROCESS, "console", line.removeprefix(_ERROR).strip())
+
+
+def _with_our_keys(found: dict[str, Any]) -> str:
+    """A line that Serve wrote before our own code ran in its process."""
+    process = f"{found.get('deployment', 'serve')}-{found.get('process', '')}".rstrip("-")
+    fields = {"exception": found["exc_text"]} if found.get("exc_text") else {}
+    return log_object(
+        str(found["levelname"]), process, _SERVE, str(found["message"]), _seconds(found), **fields
+    )
+
+
+def _seconds(found: dict[str, Any]) -> float | None:
+    nanoseconds = found.get("timestamp_ns")
+    return nanoseconds / 1e9 if isinstance(nanoseconds, int) else None

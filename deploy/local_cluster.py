@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -16,9 +16,10 @@ from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
 from deploy.console import stage
 from deploy.ingress_drain import drain_ingresses
-from deploy.ports import check_ports, claim_port
+from deploy.ports import check_ports, claim_ports
 from deploy.preflight import check_cluster
 from deploy.ray_cluster import RayCluster, StartError, end_leftovers, last_line, start_ray
+from deploy.runtime import Runtime
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings
 from deploy.tls import tls_files
@@ -40,26 +41,28 @@ class LocalCluster:
     settings: ServeSettings
     model_name: str
     ray: RayCluster
-    _claim: socket.socket | None
+    _claims: list[socket.socket]
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return base_url(self.settings)
 
-    def drain(self) -> int:
-        """Let nobody in any more, and wait until running requests are done, ``--drain-timeout-s`` at most.
+    def drain(self, timeout_s: float) -> int:
+        """Let nobody in any more, and wait until running requests are done, ``timeout_s`` at most.
+
+        Safe to call again with less time while a call before it has been interrupted.
 
         Returns:
             How many were not; their clients have been told by an error.
         """
-        return drain_ingresses(self.ray.runtime.folder, self.settings.drain_timeout_s)
+        return drain_ingresses(self.ray.runtime.folder, timeout_s)
 
     def stop(self) -> None:
         """End everything. Safe to call twice."""
         self.ray.stop()
-        if self._claim is not None:
-            self._claim.close()
+        for claim in self._claims:
+            claim.close()
 
 
 def base_url(settings: ServeSettings) -> str:
@@ -76,7 +79,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
         UserError: a port is taken, the model is unknown or a setting does not fit it; nothing was started.
         StartError, Infeasible: the machine cannot run it; nothing is left behind.
     """
-    claim = claim_port(settings.port)
+    claims = claim_ports(settings)
     end_leftovers()
     check_ports(settings)
     with stage("Model") as current:
@@ -95,7 +98,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
     except BaseException:
         cluster.stop(grace_s=0.0)
         raise
-    return LocalCluster(settings, replica.served_name, cluster, claim)
+    return LocalCluster(settings, replica.served_name, cluster, claims)
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
@@ -104,7 +107,10 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:
         _check_writable(trace_folder)
-    replica = settings.replica_config(str(files.path), files.name)
+    replica = replace(
+        settings.replica_config(str(files.path), files.name),
+        stopping_file=Runtime.of_port(settings.port).stopping,
+    )
     served = served_model_config(settings, files, model)
     ingress = IngressConfig(
         models=(served,),

@@ -38,13 +38,13 @@ class ModelSpec(BaseModel):
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
     """What clients call it."""
-    source: str | None = None
+    source: str | None = Field(None, pattern=r"^\S(.*\S)?$")
     """A path that every node has, or a hub id; None: the demo model."""
     device: str = "auto"
     """``cuda`` or ``cpu``; ``auto`` looks at the nodes there are now."""
     ranks_per_node: int | None = Field(None, ge=1)
     """Ranks that one node has room for; None: look at the nodes there are now."""
-    worker_group: str | None = None
+    worker_group: str | None = Field(None, pattern=r"^\S+$")
     """Only on nodes with this value of the Ray label ``shoal-worker-group``."""
     scales_to_zero: bool = False
     """Its last replica may go when nothing is asked (``min_replicas`` 0): health counts it as able to serve."""

@@ -1,15 +1,17 @@
-"""Ports of a cluster on this machine: each one free, each for one purpose, and the endpoint's claimed by one driver."""
+"""Ports of a cluster on this machine: each one free, each for one purpose, each claimed by one driver."""
 
 from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.runtime import port_is_free
 from deploy.settings import ServeSettings
 from workers.engine.errors import InvalidRequest, ShoalError
 
+_FIELDS = ("port", "grpc_port", "metrics_port")
 _BLOCKS = [range(start, start + 80) for start in range(30000, 32720, 80)]
 """Below the ports that Linux gives to outgoing connections."""
 
@@ -39,11 +41,11 @@ def check_ports(settings: ServeSettings) -> None:
             "host",
         )
     flags: dict[int, str] = {}
-    for field in ("port", "grpc_port", "metrics_port"):
+    for field in _FIELDS:
         port: int | None = getattr(settings, field)
         if port is None:
             continue
-        flag = "--" + field.replace("_", "-")
+        flag = _flag(field)
         if port in flags:
             raise InvalidRequest(f"{flags[port]} and {flag} are both {port}: give each its own port", field)
         flags[port] = flag
@@ -54,25 +56,33 @@ def check_ports(settings: ServeSettings) -> None:
             )
 
 
-def claim_port(port: int) -> socket.socket | None:
-    """Claim the endpoint's port among all drivers of this machine, whoever runs them.
+def claim_ports(settings: ServeSettings) -> list[socket.socket]:
+    """Claim every port that a flag names among all drivers of this machine, whoever runs them.
 
     HAProxy binds so that another of its kind may bind beside it, and the kernel would deal connections out to both:
     of two clusters that start at once, both would find the port free and each answer some of the other's requests.
 
     Returns:
-        What holds the claim: keep it open for as long as the cluster runs. None where there is no such means (macOS).
+        What holds the claims: keep it open for as long as the cluster runs. Empty where there is no such means (macOS).
 
     Raises:
-        InvalidRequest: another cluster has it.
+        InvalidRequest: another cluster has one; nothing is claimed.
     """
-    try:
-        return _claim(f"endpoint-{port}")
-    except OSError:
-        raise InvalidRequest(
-            f"another shoal serve on this machine has port {port} or is about to: choose another with --port",
-            "port",
-        ) from None
+    claims: list[socket.socket] = []
+    for field, port in _named_ports(settings):
+        try:
+            claim = _claim(f"endpoint-{port}")
+        except OSError:
+            for held in claims:
+                held.close()
+            raise InvalidRequest(
+                f"another shoal serve on this machine has port {port} or is about to: choose another with "
+                f"{_flag(field)}",
+                field,
+            ) from None
+        if claim is not None:
+            claims.append(claim)
+    return claims
 
 
 def claim_inner_ports(count: int, port: int) -> InnerPorts:
@@ -99,6 +109,20 @@ def claim_inner_ports(count: int, port: int) -> InnerPorts:
         f"no {count} ports together are free on 127.0.0.1 between {_BLOCKS[0].start} and {_BLOCKS[-1].stop}: "
         "stop a cluster of this machine, or what else listens there"
     )
+
+
+def _named_ports(settings: ServeSettings) -> Iterator[tuple[str, int]]:
+    """Settings and their ports, each port once."""
+    seen: set[int] = set()
+    for field in _FIELDS:
+        port: int | None = getattr(settings, field)
+        if port is not None and port not in seen:
+            seen.add(port)
+            yield field, port
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def _claim(name: str) -> socket.socket | None:

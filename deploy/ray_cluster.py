@@ -6,15 +6,15 @@ ranks all inherit it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import resource
 import secrets
 import shutil
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from deploy.node_environment import node_environment
 from deploy.ports import InnerPorts, claim_inner_ports
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime
+from deploy.stop_signals import Interrupted, became_of_a_signal
 from deploy.tls import TlsFiles
 from deploy.worker_setup import HOST_VARIABLE
 from workers.engine.errors import ShoalError
@@ -50,10 +51,8 @@ class RayCluster:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End Serve, Ray and whatever else carries this cluster's mark. Safe to call twice."""
-        import ray
-
-        if ray.is_initialized():
-            ray.shutdown()
+        self.runtime.stopping.touch()
+        _leave_ray()
         self.runtime.sweep(grace_s)
         self.runtime.remove()
         if not self._reaper.closed:
@@ -122,6 +121,14 @@ def end_leftovers() -> None:
         leftover.remove()
 
 
+def end_unfinished() -> None:
+    """End what this process has begun to start, wherever it was interrupted."""
+    for runtime in Runtime.of_driver(os.getpid()):
+        _leave_ray()
+        runtime.sweep()
+        runtime.remove()
+
+
 def start_patiently(start: Callable[[], None], clear: Callable[[], None]) -> None:
     """Run ``start``, and after a failure ``clear`` and ``start`` again, ``START_ATTEMPTS`` times in all.
 
@@ -129,11 +136,14 @@ def start_patiently(start: Callable[[], None], clear: Callable[[], None]) -> Non
 
     Raises:
         StartError: the last attempt has failed, too; the message has the reason and the machine's load.
+        Interrupted: it failed because of a signal.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             start()
         except Exception as error:
+            if became_of_a_signal(error):
+                raise Interrupted from error
             if attempt == START_ATTEMPTS:
                 load = f"{os.getloadavg()[0]:.0f} processes wait for {os.cpu_count()} cores"
                 raise StartError(
@@ -148,12 +158,16 @@ def start_patiently(start: Callable[[], None], clear: Callable[[], None]) -> Non
 
 def _clear(runtime: Runtime) -> None:
     """End what a failed start has left of Ray."""
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()
+    _leave_ray()
     runtime.sweep()
     shutil.rmtree(runtime.folder / "ray", ignore_errors=True)
+
+
+def _leave_ray() -> None:
+    """Disconnect this process, if it is; also where the import of Ray was interrupted."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 def _start(
@@ -168,8 +182,7 @@ def _start(
     import ray
     from ray import serve
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _own_signal_handlers():
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -182,18 +195,25 @@ def _start(
             configure_logging=True,
             object_store_memory=128 << 20,  # requests do not pass through the object store
             runtime_env={"worker_process_setup_hook": "deploy.worker_setup.bind_to_host"},
-            _temp_dir=str(
-                runtime.folder / "ray"
-            ),  # Ray opens it to everybody; the folder around it stays private
+            # Ray opens it to everybody; the folder around it stays private
+            _temp_dir=str(runtime.folder / "ray"),
             _node_ip_address="127.0.0.1" if _is_loopback(host) else None,
         )
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(
-                number, handler or signal.SIG_DFL
-            )  # Ray puts its own there, which print a stack and exit
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep Ray from putting handlers of its own, which print a stack and exit, in the place of ours."""
+    from ray._private import utils
+
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def _set_environment(runtime: Runtime, host: str, ports: list[int], haproxy: bool) -> None:
@@ -207,6 +227,8 @@ def _set_environment(runtime: Runtime, host: str, ports: list[int], haproxy: boo
         "TMPDIR": str(runtime.folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # in C, for SIGTERM too: this process would abort in the middle of its start
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",

@@ -39,6 +39,16 @@ class Runtime:
         """The cluster on ``port`` whose driver is process ``pid``."""
         return Runtime(_BASE / f"shoal-{port}-{pid}")
 
+    @staticmethod
+    def of_driver(pid: int) -> list[Runtime]:
+        """The clusters whose driver is process ``pid``, however far they have come."""
+        return [Runtime(folder) for folder in _BASE.glob(f"shoal-[0-9]*-{pid}")]
+
+    @property
+    def stopping(self) -> Path:
+        """A file that is there once the cluster is being stopped: what ends from then on is no failure."""
+        return self.folder / "stopping"
+
     @property
     def serve_logs(self) -> Path:
         """Where Ray Serve and Shoal's ingresses and replicas write their logs."""

@@ -23,6 +23,9 @@ from workers.engine.errors import InvalidRequest
 from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
 Words = Annotated[tuple[str, ...], NoDecode]
+Quantizations = Literal[
+    "awq", "gptq", "squeezellm", "fp8", "int8", "int4", "compressed-tensors", "bitsandbytes", "gguf"
+]
 Policy = Literal["prefix", "least-load", "round-robin", "power-of-two", "longest-match", "consistent-hash"]
 
 
@@ -124,7 +127,7 @@ class ServeSettings(BaseSettings):
     """How weights are stored; dummy: random ones."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Numbers of weights, activations and KV."""
-    quantization: str | None = None
+    quantization: Quantizations | None = None
     """None: as the checkpoint stores weights; fp8, int8 and int4 quantize full ones at load."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     """Whose layers: Shoal's or transformers' (any of its decoder-only models); auto: Shoal's where there are such."""
@@ -195,6 +198,13 @@ class ServeSettings(BaseSettings):
     def _words(cls, value: object) -> object:
         """A list, or words between commas, as a variable holds them."""
         return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_not_blank(cls, value: object) -> object:
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("nothing is no value: leave it out for the default")
+        return value
 
     @field_validator("host")
     @classmethod
@@ -389,7 +399,8 @@ def make_settings(**values: object) -> ServeSettings:
         field = str(first["loc"][0])
         flag = "--" + field.replace("_", "-")
         raise InvalidRequest(
-            f"{flag} is {_shown(first.get('input'))}: {first['msg'].lower()}", field
+            f"{flag} is {_shown(first.get('input'))}: {first['msg'].removeprefix('Value error, ').lower()}",
+            field,
         ) from error
 
 

@@ -7,6 +7,7 @@
 {{- $largest = max $largest $size | int -}}
 {{- $most = add $most (dig "autoscaling" "maxReplicas" (dig "replicas" 1 .) .) | int -}}
 {{- end -}}
+{{- $autoscales := .Values.ray.autoscaler.enabled -}}
 {{- $groups := .Values.ray.workerGroups -}}
 {{- if not $groups -}}
 {{- $groups = list (dict "name" "workers" "gpus" $largest "maxReplicas" (max 1 $most)) -}}
@@ -29,6 +30,7 @@ groups:
     numOfHosts: {{ $hosts }}
     minReplicas: {{ dig "minReplicas" 1 . }}
     maxReplicas: {{ dig "maxReplicas" (max 1 (dig "minReplicas" 1 .)) . }}
+    mostReplicas: {{ ternary (dig "maxReplicas" (max 1 (dig "minReplicas" 1 .)) .) (dig "minReplicas" 1 .) $autoscales }}
     shmSize: {{ default "8Gi" .shmSize | quote }}
     ranksPerNode: {{ ternary $gpus (include "shoal.wholeCpus" (get $limits "cpu") | int) (gt $gpus 0) }}
     resources:

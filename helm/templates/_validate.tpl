@@ -8,6 +8,11 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and dashes only: rename the release or set fullnameOverride" $name) -}}
 {{- end -}}
+{{- range $label := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" -}}
+{{- if hasKey $root.Values.commonLabels $label -}}
+{{- fail (printf "commonLabels: %s is a label that the chart sets itself: leave it out" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- $groups := (include "shoal.groups" . | fromYaml).groups -}}
 {{- $seen := dict -}}
 {{- range $groups -}}
@@ -18,6 +23,7 @@
 {{- end -}}
 {{- end -}}
 {{- $applications := dict -}}
+{{- $ranks := dict -}}
 {{- range .Values.models -}}
 {{- $application := include "shoal.applicationName" .name -}}
 {{- if hasKey $applications $application }}{{ fail (printf "models: two are called %q, give each its own name" .name) }}{{ end -}}
@@ -54,15 +60,43 @@
 {{- if and (gt $size $perNode) (ne (mod $size $perNode | int) 0) -}}
 {{- fail (printf "models %q: tensorParallelSize %d is no multiple of the %d that a host of worker group %q holds" .name $size $perNode $group.name) -}}
 {{- end -}}
-{{- $mostOfGroup := div (mul $room (int $group.maxReplicas)) $size | int -}}
-{{- if and .autoscaling (gt (int $group.gpus) 0) (gt (int .autoscaling.maxReplicas) $mostOfGroup) -}}
-{{- fail (printf "models %q: autoscaling.maxReplicas %d is more than worker group %q has GPUs for (%d): raise its maxReplicas, or lower this" .name (int .autoscaling.maxReplicas) $group.name $mostOfGroup) -}}
+{{- /* A replica that fits a host stays on one, so what is left of a host is lost to it. */}}
+{{- $mostOfHosts := ternary (mul (div $perNode $size) (int $group.numOfHosts)) (div $room $size) (le $size $perNode) | int -}}
+{{- $mostOfGroup := mul $mostOfHosts (int $group.mostReplicas) | int -}}
+{{- $bound := ternary "maxReplicas" "minReplicas (ray.autoscaler.enabled is false)" $root.Values.ray.autoscaler.enabled -}}
+{{- $kind := ternary "GPUs" "CPUs" (gt (int $group.gpus) 0) -}}
+{{- $first := int (dig "replicas" 1 .) -}}
+{{- if gt $first $mostOfGroup -}}
+{{- fail (printf "models %q: replicas %d is more than worker group %q has %s for (%d): raise its %s, or lower this" .name $first $group.name $kind $mostOfGroup $bound) -}}
 {{- end -}}
+{{- if and .autoscaling (gt (int .autoscaling.maxReplicas) $mostOfGroup) -}}
+{{- fail (printf "models %q: autoscaling.maxReplicas %d is more than worker group %q has %s for (%d): raise its %s, or lower this" .name (int .autoscaling.maxReplicas) $group.name $kind $mostOfGroup $bound) -}}
+{{- end -}}
+{{- $_ := set $ranks $group.name (add (mul $first $size) (get $ranks $group.name | int)) -}}
 {{- if and $root.Values.hf.offline (not (hasPrefix "/" (default "" .source))) (not $root.Values.modelCache.enabled) -}}
 {{- fail (printf "models %q: hf.offline is on and %q is no path: give a path, or enable modelCache with a claim that holds it" .name (default "" .source)) -}}
 {{- end -}}
 {{- end -}}
+{{- range $groups -}}
+{{- $room := mul (int .ranksPerNode) (int .numOfHosts) (int .mostReplicas) | int -}}
+{{- if gt (get $ranks .name | int) $room -}}
+{{- fail (printf "ray.workerGroups %q: its models need %d %s for their replicas, it has %d: raise %s, or give some another workerGroup" .name (get $ranks .name | int) (ternary "GPUs" "CPUs" (gt (int .gpus) 0)) $room (ternary "maxReplicas" "minReplicas (ray.autoscaler.enabled is false)" $root.Values.ray.autoscaler.enabled)) -}}
+{{- end -}}
+{{- end -}}
 {{- include "shoal.validatePorts" . -}}
+{{- if .Values.modelCache.enabled -}}
+{{- range $taken := list "/tmp" "/dev" "/etc" "/proc" "/sys" -}}
+{{- if or (eq $root.Values.modelCache.mountPath $taken) (hasPrefix (printf "%s/" $taken) $root.Values.modelCache.mountPath) -}}
+{{- fail (printf "modelCache.mountPath %q lies in %s, which Pods need for other things: choose another, such as /models" $root.Values.modelCache.mountPath $taken) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.create is false and serviceAccount.name is empty: name the account that workers shall have, such as default" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled .Values.ingress.tls (not .Values.ingress.host) -}}
+{{- fail "ingress.tls without ingress.host would serve no host by TLS: set ingress.host" -}}
+{{- end -}}
 {{- if and (include "shoal.isExposed" .) (not .Values.auth.apiKeys.existingSecret) (not .Values.auth.allowAnonymous) -}}
 {{- fail "the endpoint is exposed (service.type, ingress or httpRoute) and has no keys: set auth.apiKeys.existingSecret, or auth.allowAnonymous=true if anybody may use it" -}}
 {{- end -}}

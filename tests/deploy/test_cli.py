@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import invocation
+from deploy.serve_command import invocation
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
@@ -82,7 +82,7 @@ def test_generate_prints_the_text_alone(demo_model: ModelFiles) -> None:
 def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from deploy.cli import app
+    from deploy.commands import app
 
     binary = tmp_path / "prompts.txt"
     binary.write_bytes(b"\xff\xfe")

@@ -9,8 +9,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
-from deploy.cli import app
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
+from deploy.commands import app
 from deploy.deploy_command import DeployError, wait_until_running
 from workers.engine.errors import InvalidRequest
 
@@ -84,6 +84,15 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
         ("models: [{name: a, replicas: -1}]", "replicas"),
         ("models: {", "no YAML"),
         ("models: [{name: a}]\ningress: {policy: luck}", "ingress.policy"),
+        ("proxy_location: EveryNode\napplications: []", "configuration of Ray Serve.*`serve deploy`"),
+        ("apiVersion: ray.io/v1\nkind: RayService", "Kubernetes RayService.*`kubectl apply -f`"),
+        ("serveConfigV2: 'applications: []'", "serveConfigV2.*`kubectl apply -f`"),
+        (
+            "models: [{name: a, source: b}]\nray: {version: 2.60.0}",
+            "values of the Helm chart.*`helm install -f`",
+        ),
+        ("- models", "the whole file"),
+        ("", "the whole file"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, says: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy import cli
+from deploy import cli, commands
 from deploy.config_file import read_config
 from deploy.flags import GROUPS
 from deploy.offline.llm import LLM
@@ -35,7 +35,7 @@ VLLM_FLAGS = (
 
 
 def shown_help() -> str:
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["serve", "--help"])
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(commands.app, ["serve", "--help"])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -70,7 +70,7 @@ def test_an_llm_takes_all_settings_of_model_engine_and_memory() -> None:
 
 
 def test_an_unknown_flag_is_told_the_nearest() -> None:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["serve", "--max-num-sqs", "4"])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(commands.app, ["serve", "--max-num-sqs", "4"])
 
     assert result.exit_code == 2
     assert "--max-num-seqs" in result.output

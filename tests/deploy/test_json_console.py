@@ -48,6 +48,22 @@ def test_what_is_json_but_no_object_is_wrapped(line: str) -> None:
     assert json.loads(as_object(line))["message"] == line
 
 
+def test_what_serve_writes_in_its_own_keys_gets_ours() -> None:
+    """As Ray 2.60 does before a constructor of ours has run."""
+    theirs = {
+        "asctime": "2026-11-30 10:00:00,123", "levelname": "WARNING", "message": "it is late", "filename": "replica.py",
+        "lineno": 1, "process": 77, "deployment": "model-a_replica", "timestamp_ns": 1_796_000_000_500_000_000,
+    }  # fmt: skip
+
+    assert json.loads(as_object(json.dumps(theirs))) == {
+        "time": "2026-11-30T00:53:20.500+00:00",
+        "level": "WARNING",
+        "process": "model-a_replica-77",
+        "logger": "ray.serve",
+        "message": "it is late",
+    }
+
+
 def test_an_object_stays_as_it_is_and_nothing_stays_nothing() -> None:
     assert as_object('{"a":1}') == '{"a":1}'
     assert as_object("  ") == ""

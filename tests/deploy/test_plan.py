@@ -94,7 +94,7 @@ def test_as_many_ranks_are_taken_as_the_weights_need() -> None:
 
 
 def test_the_command_prints_the_plan(tmp_path) -> None:
-    from deploy.cli import app
+    from deploy.commands import app
 
     shape = "deploy/bench/shapes/llama-3-8b-awq"
     result = CliRunner().invoke(app, ["plan", shape, "--gpu", "H200", "--context", "4096"])
@@ -107,7 +107,7 @@ def test_the_command_prints_the_plan(tmp_path) -> None:
 def test_only_groups_that_can_share_the_model_are_planned(tmp_path) -> None:
     from transformers import GPT2Config
 
-    from deploy.cli import app
+    from deploy.commands import app
 
     GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
 
@@ -119,7 +119,7 @@ def test_only_groups_that_can_share_the_model_are_planned(tmp_path) -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_those_known() -> None:
-    from deploy.cli import app
+    from deploy.commands import app
 
     result = CliRunner().invoke(app, ["plan", "deploy/bench/shapes/llama-3-8b", "--gpu", "H300"])
 

@@ -5,36 +5,44 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from deploy.ports import check_ports, claim_inner_ports, claim_port
+from deploy.ports import check_ports, claim_inner_ports, claim_ports
 from deploy.runtime import find_free_ports
 from deploy.settings import make_settings
 from workers.engine.errors import InvalidRequest
 
 
-@pytest.fixture
-def taken() -> Iterator[int]:
+def listen(family: socket.AddressFamily, host: str) -> socket.socket:
     """A port on which somebody listens, as HAProxy does: another of this user's processes could bind beside it."""
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        yield listening.getsockname()[1]
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind((host, 0))
+    listening.listen()
+    return listening
 
 
 @pytest.mark.parametrize("field", ["port", "grpc_port", "metrics_port"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_in_use_is_told_with_its_flag(taken: int, field: str, host: str) -> None:
+@pytest.mark.parametrize(
+    "listener",
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")],
+    ids=["loopback", "all", "all-of-ipv6"],
+)
+def test_a_port_in_use_is_told_with_its_flag(
+    listener: tuple[socket.AddressFamily, str], field: str, host: str
+) -> None:
     (free,) = find_free_ports("127.0.0.1", 1, 24000)
-    settings = make_settings(host=host, **{"port": free, field: taken})
+    with listen(*listener) as listening:
+        taken = listening.getsockname()[1]
+        settings = make_settings(host=host, **{"port": free, field: taken})
 
-    with pytest.raises(
-        InvalidRequest, match=f"port {taken} on {host} is in use.* --{field.replace('_', '-')}"
-    ):
-        check_ports(settings)
+        with pytest.raises(
+            InvalidRequest, match=f"port {taken} on {host} is in use.* --{field.replace('_', '-')}"
+        ):
+            check_ports(settings)
 
 
 def test_one_port_for_two_purposes_is_refused() -> None:
@@ -50,19 +58,37 @@ def test_a_host_that_is_not_here_is_told() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-def test_two_clusters_that_start_at_once_cannot_both_have_a_port() -> None:
-    (port,) = find_free_ports("127.0.0.1", 1, 24000)
-    claim = claim_port(port)
-    assert claim is not None
-    other = f"from deploy.ports import claim_port; claim_port({port})"
+@pytest.mark.parametrize("field", ["port", "grpc_port", "metrics_port"])
+def test_two_clusters_that_start_at_once_cannot_both_have_a_port(field: str) -> None:
+    port, own, other = find_free_ports("127.0.0.1", 3, 24000)
+    claims = claim_ports(make_settings(**{"port": own, field: port}))
+    settings = {"port": other, field: port}
+    starts = (
+        "from deploy.ports import claim_ports\nfrom deploy.settings import make_settings\n"
+        f"claim_ports(make_settings(**{settings!r}))"
+    )
 
-    def is_refused() -> bool:
-        done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
-        return "another shoal serve on this machine has port" in done.stderr
+    def complaint() -> str:
+        done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True, check=False)
+        return done.stderr
 
-    assert is_refused()
-    claim.close()
-    assert not is_refused()
+    assert f"has port {port} or is about to: choose another with --{field.replace('_', '-')}" in complaint()
+    for claim in claims:
+        claim.close()
+    assert complaint() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_a_claim_that_fails_leaves_none_behind() -> None:
+    first, second = find_free_ports("127.0.0.1", 2, 24000)
+    (held,) = claim_ports(make_settings(port=second))
+
+    with pytest.raises(InvalidRequest, match=f"has port {second}"):
+        claim_ports(make_settings(port=first, metrics_port=second))
+
+    held.close()
+    for claim in claim_ports(make_settings(port=first, metrics_port=second)):
+        claim.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")

@@ -81,7 +81,7 @@ def test_what_fits_passes(folder: Path) -> None:
             "holds 64 tokens.*7 blocks",
         ),
         ({"dtype": "float16"}, "dtype", "float32"),
-        ({"quantization": "int3"}, "quantization", "'int3' is unknown; awq"),
+        ({"quantization": "int3"}, "quantization", "--quantization is 'int3': .*'awq', 'gptq'"),
         ({"quantization": "awq"}, "quantization", "the checkpoint is not quantized"),
         ({"max_model_len": 1}, "max_model_len", "--max-model-len is 1.*2"),
         (

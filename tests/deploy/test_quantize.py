@@ -138,7 +138,7 @@ def test_gptq_keeps_rows_without_a_negative_weight() -> None:
 def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from deploy.cli import app
+    from deploy.commands import app
 
     source = write_folder(tmp_path / "full")
     (source / "tokenizer.json").write_text("{}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.ray_cluster import START_ATTEMPTS, StartError, start_patiently
+from deploy.stop_signals import Interrupted
 
 
 class Attempts:
@@ -40,3 +41,20 @@ def test_the_last_failure_is_told_in_one_line_with_the_load() -> None:
         start_patiently(attempts.start, attempts.clear)
 
     assert attempts.done == ["start", "clear"] * (START_ATTEMPTS - 1) + ["start"]
+
+
+def test_a_start_that_a_signal_broke_is_not_tried_again() -> None:
+    """C code that a signal's exception passes through makes another error of it."""
+    done: list[str] = []
+
+    def start() -> None:
+        done.append("start")
+        try:
+            raise Interrupted
+        except Interrupted as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(Interrupted):
+        start_patiently(start, lambda: done.append("clear"))
+
+    assert done == ["start"]

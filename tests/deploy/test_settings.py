@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from deploy.settings import make_settings
+from deploy.settings import Quantizations, make_settings
+from workers.checkpoint.quantization import FORMATS, ONLINE
 from workers.engine.errors import InvalidRequest
 
 
@@ -20,6 +23,10 @@ from workers.engine.errors import InvalidRequest
         ("kv_cache_gib", float("inf"), r"--kv-cache-gib is inf: .*finite"),
         ("host", "", r"--host is ''"),
         ("trust_remote_code", True, r"--trust-remote-code is True: .*no code of a checkpoint"),
+        ("quantization", "foo", r"--quantization is 'foo': .*'awq', 'gptq'"),
+        ("model", " ", r"--model is ' ': nothing is no value"),
+        ("tokenizer", "", r"--tokenizer is '': nothing is no value"),
+        ("api_key", "", r"--api-key is '': nothing is no value"),
         ("kv_cache_dtype", "fp4", r"--kv-cache-dtype is 'fp4': .*'fp8'"),
     ],
 )
@@ -35,6 +42,10 @@ def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.Monkey
 
     assert make_settings(port=None).port == 9123
     assert make_settings(port=9124).port == 9124
+
+
+def test_the_ways_to_quantize_are_those_that_weights_can_be_read_in() -> None:
+    assert set(get_args(Quantizations)) == {*FORMATS, *ONLINE}
 
 
 def test_every_socket_stays_on_loopback_unless_told_otherwise() -> None:

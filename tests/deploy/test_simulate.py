@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.commands import app
 from deploy.simulate.page import Run, render_page
 from deploy.simulate.replica import EngineReplica
 from deploy.simulate.replica_model import ReplicaModel

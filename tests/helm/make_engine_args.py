@@ -34,7 +34,8 @@ def engine_args() -> dict[str, Any]:
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """One setting without its prose. In values, what is not wanted is left out and not null."""
     (given,) = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
-    return {key: value for key, value in given.items() if key in _KEPT}
+    plain = {key: value for key, value in given.items() if key in _KEPT}
+    return plain | {"pattern": "^\\S(.*\\S)?$"} if plain == {"type": "string"} else plain
 
 
 def with_engine_args(schema: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,12 @@ def merged(changes: dict[str, Any]) -> dict[str, Any]:
         ({"router": {"policy": "luck"}}, "policy"),
         ({"observability": {"tracing": {"ratio": 2}}}, "ratio"),
         ({"fullnameOverride": "7b"}, "fullnameOverride"),
+        ({"models": [{**MODEL, "source": " "}]}, "source"),
+        ({"models": [{**MODEL, "engineArgs": {"quantization": "foo"}}]}, "quantization"),
+        ({"ray": {"workerGroups": [{"name": "a", "maxReplicas": 0}]}}, "maxReplicas"),
+        ({"auth": {"apiKeys": {"existingSecret": "keys", "key": "../x"}}}, "key"),
+        ({"commonLabels": {"two words": "other"}}, "commonLabels"),
+        ({"service": {"annotations": {"": "x"}}}, "annotations"),
     ],
 )
 def test_the_schema_names_what_is_wrong(
@@ -70,6 +76,38 @@ def test_the_schema_names_what_is_wrong(
                 "ray": {"workerGroups": [{"name": "g", "gpus": 8, "maxReplicas": 1}]},
             },
             'autoscaling.maxReplicas 5 is more than worker group "g" has GPUs for (4)',
+        ),
+        (
+            {
+                "models": [{**MODEL, "tensorParallelSize": 3, "autoscaling": {"maxReplicas": 4}}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 4, "maxReplicas": 3}]},
+            },
+            'autoscaling.maxReplicas 4 is more than worker group "g" has GPUs for (3)',
+        ),
+        (
+            {
+                "models": [{**MODEL, "tensorParallelSize": 2, "replicas": 3}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 4, "maxReplicas": 1}]},
+            },
+            'replicas 3 is more than worker group "g" has GPUs for (2): raise its maxReplicas',
+        ),
+        (
+            {
+                "models": [{**MODEL, "replicas": 3}, {"name": "b", "source": "org/b", "replicas": 2}],
+                "ray": {"workerGroups": [{"name": "g", "gpus": 4, "maxReplicas": 1}]},
+            },
+            'ray.workerGroups "g": its models need 5 GPUs for their replicas, it has 4',
+        ),
+        (
+            {"models": [{**MODEL, "replicas": 2}], "ray": {"autoscaler": {"enabled": False}}},
+            "raise its minReplicas (ray.autoscaler.enabled is false)",
+        ),
+        ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels: helm.sh/chart is a label that"),
+        ({"modelCache": {"enabled": True, "mountPath": "/etc/shoal/keys"}}, "lies in /etc"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name is empty"),
+        (
+            {"auth": {"allowAnonymous": True}, "ingress": {"enabled": True, "tls": [{"secretName": "a"}]}},
+            "set ingress.host",
         ),
         ({"models": [MODEL, MODEL]}, 'two are called "a"'),
         ({"models": [{**MODEL, "workerGroup": "none"}]}, 'workerGroup "none" is none of'),

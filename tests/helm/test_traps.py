@@ -92,7 +92,7 @@ def test_a_models_settings_change_its_own_application_only(helm4: Helm, values: 
         return {one["name"]: one for one in yaml.safe_load(spec["serveConfigV2"])["applications"]}
 
     before, after = applications(), applications(engineArgs={"max_num_seqs": 8})
-    more = applications(replicas=4)
+    more = applications(replicas=3)
 
     assert before["model-a"]["args"] != after["model-a"]["args"]
     assert before["model-b"] == after["model-b"]

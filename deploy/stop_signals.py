@@ -1,0 +1,59 @@
+"""SIGINT and SIGTERM of a command: each raises ``Interrupted`` in the main thread, or is not heard at all.
+
+Python lets an exception out of a signal's handler pass almost anywhere, also where it is caught and forgotten (in a
+destructor, say), so the last signal is kept as well.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """A signal to stop; no Exception, so that nothing on the way takes it for a failure."""
+
+
+def became_of_a_signal(error: BaseException | None) -> bool:
+    """Whether ``error`` is what somebody else's code made of ``Interrupted``; C code makes a SystemError of it."""
+    while error is not None:
+        if isinstance(error, Interrupted):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class StopSignals:
+    """What this process does when it is told to stop. For the main thread."""
+
+    def __init__(self) -> None:
+        """Raise ``Interrupted`` at each signal from now on."""
+        self.number: int | None = None
+        """The last signal that came; None: none has."""
+        self._handle(self._on_signal)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells report a command that a signal has ended; 0 if none came."""
+        return 0 if self.number is None else 128 + self.number
+
+    def wait(self) -> None:
+        """Return at a signal, also one that came before."""
+        try:
+            if self.number is None:
+                threading.Event().wait()
+        except Interrupted:
+            return
+
+    def ignore(self) -> None:
+        """Hear none any more: what follows must not be left half done."""
+        self._handle(signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        raise Interrupted
+
+    def _handle(self, handler: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handler)  # type: ignore[arg-type]
