@@ -19,7 +19,7 @@ from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
-from workers.model.rendezvous import new_rendezvous
+from workers.model.rendezvous import forget_rendezvous, new_rendezvous
 
 _START_TIMEOUT_S = 600.0
 
@@ -138,4 +138,7 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
     counts: BlockCounts = pipe.recv()
     rank.allocate(counts.device, counts.host)
     rank.warm_up()
-    serve_steps(rank, endpoint, config.tp_rank)
+    try:
+        serve_steps(rank, endpoint, config.tp_rank)
+    finally:
+        forget_rendezvous(config.rendezvous)  # the parent may have been killed
