@@ -56,19 +56,27 @@ class FarProcesses:
         self._ask = ask
         self._end = end
         self._states: dict[int, ProcessState] = {}
+        self._states_before: dict[int, ProcessState] = {}
 
     def state_of(self, pid: int) -> ProcessState:
-        """What was last said of one of ``pids``; UNKNOWN if that is too long ago."""
-        return self._states.get(pid, ProcessState.UNKNOWN)
+        """What was last said of one of ``pids``; UNKNOWN if that is too long ago.
+
+        STOPPED once it was said twice: it is then never said for longer than it was so, however far apart answers are.
+        """
+        state = self._states.get(pid, ProcessState.UNKNOWN)
+        if state == ProcessState.STOPPED and self._states_before.get(pid) != ProcessState.STOPPED:
+            return ProcessState.RUNS
+        return state
 
     async def look(self) -> None:
         """Ask for ever."""
         while True:
             try:
                 states = await asyncio.wait_for(self._ask(self._pids), _LATE_S)
-                self._states = dict(zip(self._pids, states, strict=True))
+                told = dict(zip(self._pids, states, strict=True))
             except Exception:  # noqa: BLE001 - a watch that is late, or gone: ranks are asked themselves, too
-                self._states = {}
+                told = {}
+            self._states_before, self._states = self._states, told
             await asyncio.sleep(_PERIOD_S)
 
     async def kill(self) -> None:

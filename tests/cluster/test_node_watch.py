@@ -55,6 +55,26 @@ async def test_the_last_word_of_the_watch_holds_until_it_is_late() -> None:
     looking.cancel()
 
 
+async def test_a_process_is_stopped_once_the_watch_has_said_so_twice() -> None:
+    """A stop that is shorter than it looks from afar must not count as a long one."""
+    said = [ProcessState.RUNS, ProcessState.STOPPED, ProcessState.STOPPED, ProcessState.RUNS]
+    seen: list[ProcessState] = []
+
+    async def states(pids: Sequence[int]) -> list[ProcessState]:
+        seen.append(far.state_of(5))  # after the answer before
+        if not said:
+            await asyncio.get_running_loop().create_future()
+        return [said.pop(0)]
+
+    far = FarProcesses([5], states, Watch().kill)
+    looking = asyncio.ensure_future(far.look())
+
+    await until(lambda: len(seen) == 5)
+    looking.cancel()
+    runs, stopped = ProcessState.RUNS, ProcessState.STOPPED
+    assert seen == [ProcessState.UNKNOWN, runs, runs, stopped, runs]
+
+
 async def test_ranks_are_ended_by_the_watch_and_a_node_that_is_silent_holds_nobody_up() -> None:
     watch = Watch()
     far = FarProcesses([5, 7], watch.states, watch.kill)
