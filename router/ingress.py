@@ -59,6 +59,11 @@ class ServedModel:
         self._grammars = GrammarCheck(tokenizer.table, tokenizer.special_token_ids)
 
     @property
+    def num_grammars(self) -> int:
+        """Grammars known to compile."""
+        return self._grammars.num_remembered
+
+    @property
     def name(self) -> str:
         """The name that answers carry."""
         return self.config.served_names[0]

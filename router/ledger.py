@@ -53,6 +53,16 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
+    @property
+    def num_ended(self) -> int:
+        """Ended requests that can be asked about."""
+        return len(self._ended)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept of them."""
+        return self._num_bytes
+
     def begin(self, generation: Generation, http_id: str, tenant: str) -> None:
         """A request of ``tenant`` begins."""
         self._running[generation.request_id] = _Running(generation, http_id, tenant)

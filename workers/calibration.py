@@ -19,6 +19,8 @@ _MOST_ROWS = 8
 _MOST_PROMPT_TOKENS = 256
 _REPEATS = 3
 _MOST_COPIES = 64
+_NO_GENERATION = -1
+"""Of host blocks written here: no request's copy back may take them for its own."""
 
 
 def measure_cost(rank: Executor, limits: EngineConfig, clock: Callable[[], float]) -> CostModel:
@@ -38,7 +40,7 @@ def measure_copies(rank: Executor, limits: EngineConfig, cost: CostModel) -> Cos
     most = min(_MOST_COPIES, limits.num_host_blocks, limits.num_blocks)
     if not most:
         return cost
-    copies = [BlockCopy(block, block, 1) for block in range(most)]
+    copies = [BlockCopy(block, block, _NO_GENERATION) for block in range(most)]
     elapsed_s = []
     for step_id, num_blocks in enumerate((most, most, 1)):
         plan = StepPlan(

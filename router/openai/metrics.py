@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from cluster.engine_metrics import EngineRow, engine_metrics
 from router.generation import ABORTED, Generation
 from router.ingress import Ingress
+from router.openai.cache_metrics import CacheCollector
 from router.openai.gap_histogram import GapHistogram
 from router.tenancy.gate import Usage
 
@@ -78,6 +79,7 @@ class Metrics:
         )
         self.registry.register(self.inter_token_s)
         self.registry.register(_RouterCollector(ingress))
+        self.registry.register(CacheCollector(ingress))
         self.registry.register(_UsageCollector(ingress.gate.usage))
         if ingress.config.observability.vllm_metric_names:
             self.registry.register(_VllmNames(self))

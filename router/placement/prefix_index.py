@@ -21,6 +21,8 @@ from router.placement.tier_map import TierMap
 from workers.engine.block_hash import HASH_BYTES
 from workers.engine.cache_log import DEVICE, HOST
 
+BYTES_PER_HASH = 110
+"""Of a pair of replica and block, as measured."""
 SNAPSHOT_PART = 4096
 """Hashes taken over between two yields: about 1 ms, so an event loop stays responsive."""
 
@@ -44,6 +46,11 @@ class PrefixIndex:
         self._max_hashes = max_hashes
         self.num_dropped = 0
         """Stored blocks that were not noted because the index was full."""
+
+    @property
+    def max_hashes(self) -> int:
+        """Beyond these, blocks are not noted."""
+        return self._max_hashes
 
     @property
     def num_hashes(self) -> int:

@@ -91,6 +91,11 @@ class ReplicaView:
         self._num_coming_hashes = 0
 
     @property
+    def num_coming_hashes(self) -> int:
+        """Blocks of others' requests that are kept."""
+        return self._num_coming_hashes
+
+    @property
     def num_booked(self) -> int:
         """Requests sent that have had no output yet."""
         return len(self._bookings)

@@ -38,6 +38,11 @@ class FairLine(Generic[T]):
         """Callers with something waiting."""
         return len(self._waiting)
 
+    @property
+    def num_known(self) -> int:
+        """Callers whose count is kept."""
+        return len(self._served)
+
     def num_of(self, caller: str) -> int:
         """What waits for one caller."""
         return len(self._waiting.get(caller, ()))

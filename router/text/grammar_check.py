@@ -11,7 +11,8 @@ from router.text.detokenizer import TokenTable
 from workers.engine.errors import InvalidRequest
 from workers.grammar import GrammarCompiler
 
-_MAX_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
+"""Grammars of which it is known that they compile; 16 bytes each."""
 
 
 class GrammarCheck:
@@ -30,6 +31,11 @@ class GrammarCheck:
         self._threads = ThreadPoolExecutor(2, "grammar-check")
         self._accepted: dict[bytes, None] = {}
         """Digests of grammars that have compiled, the latest last."""
+
+    @property
+    def num_remembered(self) -> int:
+        """Grammars that need not be compiled again."""
+        return len(self._accepted)
 
     async def check(self, grammar: str, param: str) -> None:
         """Return if replicas can follow the grammar.
@@ -52,7 +58,7 @@ class GrammarCheck:
         except InvalidRequest as error:
             raise InvalidRequest(f"{param}: {error.message}", param) from None
         self._accepted[digest] = None
-        if len(self._accepted) > _MAX_REMEMBERED:
+        if len(self._accepted) > MAX_REMEMBERED:
             del self._accepted[next(iter(self._accepted))]
 
     def close(self) -> None:

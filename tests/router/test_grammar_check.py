@@ -13,12 +13,12 @@ from router.text.grammar_check import GrammarCheck
 async def test_ten_times_as_many_grammars_as_are_remembered_leave_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar_check, "_MAX_REMEMBERED", 4)
+    monkeypatch.setattr(grammar_check, "MAX_REMEMBERED", 4)
     bytes_alone = SimpleNamespace(with_special=[bytes([byte]) for byte in range(256)] + [b"<end>"])
     check = GrammarCheck(bytes_alone, frozenset({256}))  # type: ignore[arg-type]
 
     for number in range(40):
         await check.check(f'start: "{number}"', "guided_grammar")
 
-    assert len(check._accepted) == 4
+    assert check.num_remembered == 4
     check.close()

@@ -39,6 +39,23 @@ async def test_every_choice_is_counted_by_how_it_ended(make_edge) -> None:
     assert not any(name.startswith("vllm:") for name in found)
 
 
+async def test_every_cache_tells_how_full_it_is_and_may_be(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    await edge.complete(max_tokens=3)
+
+    found = samples((await edge.client.get("/metrics")).text)
+
+    entries, most, num_bytes = (
+        {tuple(one.labels.values()): one.value for one in found[name]}
+        for name in ("shoal_cache_entries", "shoal_cache_max_entries", "shoal_cache_bytes")
+    )
+    assert {cache for cache, _ in entries} == {"ended_requests", "prefix_index", "coming_blocks", "grammars"}
+    assert entries["ended_requests", ""] == 1
+    assert 100 < num_bytes["ended_requests", ""] < 10_000
+    assert all(entries[one] <= most[one] for one in entries)
+    assert most["prefix_index", "tiny"] == 8_000_000
+
+
 async def test_vllms_names_are_there_if_asked_for_with_its_labels(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(), observability=Observability(vllm_metric_names=True))
     await edge.complete(max_tokens=3)

@@ -82,6 +82,22 @@ def test_requests_leave_nothing_behind(make_bench) -> None:
     check_growth(make_bench, "fair", num_requests=60)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_blocks_leave_an_entry_each_however_many_prompts_have_come(make_bench, is_told: bool) -> None:
+    bench = make_bench(num_blocks=16, num_host_blocks=16, copy_lag=1)
+
+    for number in range(100):  # each fills five blocks that no other has
+        bench.add([number % 97, number // 97, *range(18)], max_tokens=2, seed=number)
+        bench.run(max_steps=1000)
+        if is_told:
+            bench.engine.drain_cache_events()
+
+    log = bench.engine._scheduler.cache._log
+    assert len(log.snapshot().hashes) <= 16
+    assert len(log._tiers) <= 32
+    assert log.num_changed <= 32
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("policy", POLICIES)
