@@ -25,6 +25,7 @@ from cluster.node_exporter import NodeExporter, metrics_folder
 from cluster.progress import ProgressMonitor, stall_limit_s
 from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
+from cluster.signs import wait_until_stopped
 from workers.brain_client import BrainClient
 from workers.brain_messages import BrainConfig, CacheSnapshot, Failed, Pong, StepUpdate
 from workers.checkpoint.model_config import read_model_config
@@ -127,6 +128,8 @@ class Replica:
         if self._group is not None:
             self._group.serve_steps(endpoint)
         await self._brain.started()
+        assert self._brain.pid is not None, "it has started"
+        self._start(self._watch_brain(self._brain.pid))
 
     async def _start_service(self, engine_config: EngineConfig) -> None:
         config = self._config
@@ -225,6 +228,11 @@ class Replica:
         reason = await group.lost
         await group.kill_far()
         self._exit(reason)
+
+    async def _watch_brain(self, pid: int) -> None:
+        """A brain that is stopped answers as little as one amid a long step; its end is told by ``_pump``."""
+        await wait_until_stopped(pid, self._config.rank_timeout_s)
+        self._exit("the engine process is stopped")
 
     async def _ping(self) -> None:
         while True:

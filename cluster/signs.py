@@ -70,6 +70,14 @@ async def wait_for_silence(
             future.cancel()
 
 
+async def wait_until_stopped(pid: int, timeout_s: float) -> None:
+    """Return once a process of this host has been stopped for half of ``timeout_s``, counted as above."""
+    stopped_ticks = 0
+    while stopped_ticks * _TICK_S <= timeout_s / 2:
+        await asyncio.sleep(_TICK_S)
+        stopped_ticks = stopped_ticks + 1 if process_state(pid) == ProcessState.STOPPED else 0
+
+
 async def _settled(answer: Awaitable[object]) -> None:
     """End without an error: who has died is found out elsewhere, and sooner."""
     try:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cluster.signs import ProcessState, process_state, wait_for_silence
+from cluster.signs import ProcessState, process_state, wait_for_silence, wait_until_stopped
 
 
 async def answer() -> None:
@@ -80,6 +80,25 @@ async def test_a_process_that_has_ended_is_found_whatever_its_last_answer() -> N
 
     assert await asyncio.wait_for(waiting, 5) == (0, "has ended")
     process.wait()
+
+
+async def test_a_stop_counts_from_its_beginning_and_a_short_one_not_at_all() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # noqa: ASYNC220 - milliseconds
+    try:
+        waiting = asyncio.ensure_future(wait_until_stopped(process.pid, 2.0))
+        for _ in range(2):
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.3)
+        assert not waiting.done()
+
+        process.send_signal(signal.SIGSTOP)
+
+        await asyncio.wait_for(waiting, 20)
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_an_error_is_a_sign_of_life() -> None:
