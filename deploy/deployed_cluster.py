@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, application_name
-from deploy.processes import busiest
+from deploy.processes import busiest, processes_of
 from deploy.ray_head import ROOT, RayHead
 from workers.engine.errors import ShoalError
 
@@ -45,6 +45,7 @@ class DeployedCluster:
         self._engine = engine
         self._source = source
         self._num_rollouts = 0
+        self._num_model_rollouts = 0
         self._num_cpus_each = int(engine.get("tensor_parallel_size", 1))
         self._folder = TemporaryDirectory(prefix="shoal-deployed-")
         self._node: psutil.Process | None = None
@@ -65,6 +66,10 @@ class DeployedCluster:
     def busiest(self, word: str) -> psutil.Process:
         """Of the processes with ``word`` in their title, the one that is at work for a stream."""
         return busiest(self.head.runtime, word)
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Its processes with ``word`` in their command line or title."""
+        return processes_of(self.head.runtime, word)
 
     def stop(self) -> None:
         """End everything."""
@@ -95,6 +100,16 @@ class DeployedCluster:
             "every ingress is a new one",
         )
 
+    def roll_model(self) -> None:
+        """Replace every replica by a new one, as for other weights or a setting that does not change without."""
+        old = self._replicas()
+        self._num_model_rollouts += 1
+        self._deploy(len(old), self._num_ingresses)
+        self._until(
+            lambda: len(self._replicas() - old) == len(old) and not self._replicas() & old,
+            "every replica is a new one",
+        )
+
     def add_node(self) -> None:
         """Add a node with room for one more replica, and the replica on it."""
         self._node = self.head.add_node(self._num_cpus_each)
@@ -116,7 +131,7 @@ class DeployedCluster:
                     "name": self.model,
                     "source": self._source,
                     "replicas": num_replicas,
-                    "engine": self._engine,
+                    "engine": self._engine | {"seed": self._num_model_rollouts},
                 }
             ],
             "ingress": {

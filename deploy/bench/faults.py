@@ -127,6 +127,12 @@ def _roll_ingress(cluster: DeployedCluster) -> float:
     return struck_s
 
 
+def _roll_model(cluster: DeployedCluster) -> float:
+    struck_s = time.monotonic()
+    cluster.roll_model()
+    return struck_s
+
+
 def _kill_node(cluster: DeployedCluster) -> float:
     cluster.kill_node()
     return time.monotonic()
@@ -148,4 +154,5 @@ CHANGES: tuple[Fault[DeployedCluster], ...] = (
         loses_replica=False,
     ),
     Fault("roll-ingress", _roll_ingress, loses_replica=False),
+    Fault("roll-model", _roll_model, loses_replica=False),
 )

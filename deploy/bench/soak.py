@@ -1,6 +1,7 @@
 """A steady load for minutes: nothing fails, and no process grows.
 
-Each stream sends one request after the other until the time is over. Meanwhile every process of the cluster is looked
+Each stream sends one request after the other until the time is over; in the middle the cluster may be changed under
+them. Meanwhile every process of the cluster is looked
 at from outside: resident memory, open files, threads, and the ingress's asyncio tasks by its metrics. A leak shows as a
 slope that goes on after the first minutes' warming up, so the slope is that of the second half.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httpx
 import psutil
@@ -19,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.bench.http_load import LoadPlan, StreamTimes, run_request
 from deploy.bench.report import percentile
-from deploy.served_cluster import ServedCluster
 
 SAMPLE_PERIOD_S = 5.0
 SETTLE_S = 30.0
@@ -34,6 +35,17 @@ _KINDS = {
 _GAUGES = ("shoal_requests_in_flight", "shoal_router_requests_at_replicas", "shoal_replica_running_requests")
 """Zero when nothing is asked."""
 _TASKS = "shoal_ingress_tasks"
+
+
+class SoakedCluster(Protocol):
+    """A cluster as it is seen from outside."""
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Its processes with ``word`` in their command line or title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,16 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What was done to the cluster in the middle; seconds from the beginning."""
+
+    began_s: float
+    ended_s: float
+    num_under_way: int
+    """Requests that ran for a part of that time."""
+
+
+@dataclass(frozen=True, slots=True)
 class SoakResult:
     """One soak."""
 
@@ -78,6 +100,8 @@ class SoakResult:
     tasks_after: float
     gauges_after: dict[str, float]
     growth: dict[str, Growth]
+    change: Change | None
+    """None: nothing was changed."""
 
 
 @dataclass(slots=True)
@@ -88,21 +112,33 @@ class _Watch:
     tasks: list[float] = field(default_factory=list)
 
 
-async def run_soak(cluster: ServedCluster, plan: LoadPlan, duration_s: float) -> SoakResult:
-    """Load ``cluster`` with ``plan.num_streams`` streams for ``duration_s``, then see whether all is given back."""
+async def run_soak(
+    cluster: SoakedCluster,
+    plan: LoadPlan,
+    duration_s: float,
+    change: Callable[[], None] | None = None,
+) -> SoakResult:
+    """Load ``cluster`` with ``plan.num_streams`` streams for ``duration_s``, then see whether all is given back.
+
+    Args:
+        change: what to do to the cluster when half of the time is over; blocks until it is done.
+    """
     metrics_url = f"{cluster.url}/metrics"
     before = await _gauges(metrics_url)
     watch = _Watch()
-    started_s = time.monotonic()
+    started_s = time.perf_counter()
     watching = asyncio.create_task(_watch(cluster, metrics_url, watch, started_s))
+    changing = asyncio.create_task(_do_in_the_middle(change, started_s + duration_s / 2))
     try:
         per_stream = await asyncio.gather(
             *(_stream(plan, number, started_s + duration_s) for number in range(plan.num_streams))
         )
+        changed = await changing
     finally:
+        changing.cancel()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    wall_s = time.monotonic() - started_s
+    wall_s = time.perf_counter() - started_s
     after = await _settled(metrics_url, before[_TASKS])
     times = [one for stream in per_stream for one in stream]
     firsts = [one.arrivals_s[0] - one.sent_s for one in times if one.arrivals_s]
@@ -121,6 +157,7 @@ async def run_soak(cluster: ServedCluster, plan: LoadPlan, duration_s: float) ->
         tasks_after=after[_TASKS],
         gauges_after={name: after[name] for name in _GAUGES},
         growth={kind: _growth(found, last[kind]) for kind, found in watch.samples.items()},
+        change=None if changed is None else _change(changed, times, started_s),
     )
 
 
@@ -147,25 +184,47 @@ def _growth(samples: Sequence[Sample], after: Sample) -> Growth:
     )
 
 
+async def _do_in_the_middle(change: Callable[[], None] | None, at_s: float) -> tuple[float, float] | None:
+    """When it began and ended, on the clock of ``StreamTimes``."""
+    if change is None:
+        return None
+    await asyncio.sleep(at_s - time.perf_counter())
+    began_s = time.perf_counter()
+    await asyncio.to_thread(change)
+    return began_s, time.perf_counter()
+
+
+def _change(changed: tuple[float, float], times: Sequence[StreamTimes], started_s: float) -> Change:
+    began_s, ended_s = changed
+    under_way = [
+        one for one in times if one.sent_s < ended_s and (one.arrivals_s or [one.sent_s])[-1] > began_s
+    ]
+    return Change(round(began_s - started_s, 1), round(ended_s - started_s, 1), len(under_way))
+
+
 async def _stream(plan: LoadPlan, number: int, until_s: float) -> list[StreamTimes]:
     rng = random.Random(number)
     done = []
-    while time.monotonic() < until_s:
-        done.append(await run_request(plan, rng))
+    while time.perf_counter() < until_s:
+        sent_s = time.perf_counter()
+        try:
+            done.append(await run_request(plan, rng))
+        except OSError:  # refused or cut: a request that failed
+            done.append(StreamTimes(sent_s))
     return done
 
 
-async def _watch(cluster: ServedCluster, metrics_url: str, watch: _Watch, started_s: float) -> None:
+async def _watch(cluster: SoakedCluster, metrics_url: str, watch: _Watch, started_s: float) -> None:
     while True:
         for kind in _KINDS:
-            sample = await asyncio.to_thread(_sample, cluster, kind, time.monotonic() - started_s)
+            sample = await asyncio.to_thread(_sample, cluster, kind, time.perf_counter() - started_s)
             if sample.num_files:
                 watch.samples.setdefault(kind, []).append(sample)
         watch.tasks.append((await _gauges(metrics_url))[_TASKS])
         await asyncio.sleep(SAMPLE_PERIOD_S)
 
 
-def _sample(cluster: ServedCluster, kind: str, at_s: float) -> Sample:
+def _sample(cluster: SoakedCluster, kind: str, at_s: float) -> Sample:
     rss, num_files, num_threads = 0, 0, 0
     for process in cluster.processes(_KINDS[kind]):
         try:
@@ -179,11 +238,11 @@ def _sample(cluster: ServedCluster, kind: str, at_s: float) -> Sample:
 
 async def _settled(metrics_url: str, num_tasks: float) -> Mapping[str, float]:
     """The gauges once they are back where they were, or after ``SETTLE_S``."""
-    deadline_s = time.monotonic() + SETTLE_S
+    deadline_s = time.perf_counter() + SETTLE_S
     while True:
         found = await _gauges(metrics_url)
         if (found[_TASKS] <= num_tasks and not any(found[name] for name in _GAUGES)) or (
-            time.monotonic() > deadline_s
+            time.perf_counter() > deadline_s
         ):
             return found
         await asyncio.sleep(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,8 @@ import typer
 
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.deployed_cluster import DeployedCluster
+from deploy.served_cluster import ServedCluster
 
 
 def soak(
@@ -23,25 +26,60 @@ def soak(
     step_s: Annotated[float, typer.Option(min=0, help="Of a step by formula.")] = 0.2,
     input_len: Annotated[int, typer.Option(min=1)] = 64,
     output_len: Annotated[int, typer.Option(min=2)] = 50,
+    rollout: Annotated[
+        bool,
+        typer.Option(
+            help="In the middle, replace every replica and then every ingress process by a new one."
+        ),
+    ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
 ) -> None:
     """A steady load on a cluster of its own: what fails, and what grows in memory, files, threads and tasks."""
     from deploy.bench.http_load import LoadPlan
     from deploy.bench.soak import run_soak
-    from deploy.served_cluster import ServedCluster
 
-    seats = str(max(8, -(-streams // replicas)))
-    flags = ["--replicas", str(replicas), "--max-model-len", "1024", "--max-num-seqs", seats]
-    flags += [model, "--cpu-threads", "1"] if model else ["--scripted", "--scripted-step-s", str(step_s)]
-    cluster = ServedCluster(*flags)
+    engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": max(8, -(-streams // replicas))}
+    engine |= {"cpu_threads": 1} if model else {"scripted": True, "scripted_step_s": step_s}
+    with stage("Cluster"):
+        cluster = _deployed(engine, replicas, model) if rollout else _served(engine, replicas, model)
     try:
-        with stage("Cluster"):
-            cluster.wait_until_up()
         plan = LoadPlan(f"{cluster.url}/v1", cluster.model, streams, 0, input_len, output_len)
         with stage(f"{streams} streams for {duration_s:g} s"):
-            found = asdict(asyncio.run(run_soak(cluster, plan, duration_s)))
-        result: dict[str, Any] = {"bench": "soak", "environment": environment(), "flags": flags, **found}
+            change = _roll(cluster) if isinstance(cluster, DeployedCluster) else None
+            found = asdict(asyncio.run(run_soak(cluster, plan, duration_s, change)))
+        settings = {"model": model, "replicas": replicas, "engine": engine}
+        result: dict[str, Any] = {
+            "bench": "soak", "environment": environment(), "settings": settings, **found,
+        }  # fmt: skip
         write_result(json_path, result)
     finally:
         cluster.stop()
     console.print_json(data=result)
+
+
+def _served(engine: dict[str, Any], replicas: int, model: str | None) -> ServedCluster:
+    """As ``shoal serve`` starts it."""
+    flags = [model] if model else []
+    for name, value in engine.items():
+        flag = "--" + name.replace("_", "-")
+        flags += [flag] if value is True else [flag, str(value)]
+    cluster = ServedCluster(*flags, "--replicas", str(replicas))
+    try:
+        cluster.wait_until_up()
+    except BaseException:
+        cluster.stop()
+        raise
+    return cluster
+
+
+def _deployed(engine: dict[str, Any], replicas: int, model: str | None) -> DeployedCluster:
+    """As ``shoal deploy`` makes it, which can be changed; each replica may finish what it has."""
+    return DeployedCluster(engine, replicas, model="soak", source=model)
+
+
+def _roll(cluster: DeployedCluster) -> Callable[[], None]:
+    def roll() -> None:
+        cluster.roll_model()
+        cluster.roll_ingress()
+
+    return roll

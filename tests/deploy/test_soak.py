@@ -9,6 +9,7 @@ import pytest
 
 from deploy.bench.http_load import LoadPlan
 from deploy.bench.soak import SoakResult, run_soak, slope_per_min
+from deploy.deployed_cluster import DeployedCluster
 from deploy.served_cluster import ServedCluster
 
 DURATION_S = 300.0
@@ -57,3 +58,29 @@ def test_64_streams_of_a_live_model_leave_nothing_behind(cluster: ServedCluster)
                     input_len=32, output_len=16)  # fmt: skip
 
     check_nothing_leaks(asyncio.run(run_soak(cluster, plan, DURATION_S)))
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_rollout_of_replicas_and_ingresses_in_the_middle_of_64_streams_loses_none() -> None:
+    cluster = DeployedCluster(
+        {"scripted": True, "scripted_step_s": 0.1, "max_num_seqs": 64, "max_model_len": 1024}, 2, model="soak"
+    )
+
+    def roll() -> None:
+        cluster.roll_model()
+        cluster.roll_ingress()
+
+    try:
+        plan = LoadPlan(f"{cluster.url}/v1", cluster.model, num_streams=64, requests_per_stream=0,
+                        input_len=64, output_len=50)  # fmt: skip
+        found = asyncio.run(run_soak(cluster, plan, 180.0, roll))
+    finally:
+        cluster.stop()
+
+    print(found)
+    assert found.num_failed == 0
+    assert found.change is not None
+    assert found.change.num_under_way > 64
+    assert found.gauges_after == dict.fromkeys(found.gauges_after, 0.0)
