@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from deploy.bench.chaos_command import chaos
+from deploy.bench.fairness_command import fairness
 from deploy.bench.report import environment, show_runs, write_result
 from deploy.bench.scale_step_command import scale_step
 from deploy.bench.soak_command import soak
@@ -27,6 +28,7 @@ app.command()(soak)
 app.command()(structured)
 app.command()(scale_step)
 app.command()(chaos)
+app.command()(fairness)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
 

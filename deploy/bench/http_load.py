@@ -32,6 +32,7 @@ class LoadPlan:
     vocab_size: int = 40000
     seed: int = 0
     """Of the prompts: equal ones are answered from the cache."""
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -116,9 +117,10 @@ async def run_request(plan: LoadPlan, rng: random.Random) -> StreamTimes:
             "stream": True,
         }
     ).encode()
+    key = f"Authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
     head = (
         f"POST {parts.path}/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"{key}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     ).encode()
     return await _read_stream(parts.hostname or "127.0.0.1", parts.port or 80, head + body)
 

@@ -14,7 +14,10 @@ from deploy.console import console, stage
 
 
 def scale_step(
-    low: Annotated[float, typer.Option(min=0.1, help="Requests a second before and after.")] = 1.0,
+    low: Annotated[
+        float,
+        typer.Option(min=0, help="Requests a second before and after; 0: replicas may go to zero, too."),
+    ] = 1.0,
     high: Annotated[float, typer.Option(min=0.1, help="And in between.")] = 12.0,
     max_replicas: Annotated[int, typer.Option(min=2)] = 3,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
@@ -28,10 +31,10 @@ def scale_step(
 
     flags = [
         *("--scripted", "--scripted-step-s", "0.03", "--max-num-seqs", "16", "--target-tpot-s", "0.05"),
-        *("--replicas", "1", "--min-replicas", "1", "--max-replicas", str(max_replicas)),
-        *("--downscale-delay-s", "10"),
+        *("--replicas", "1", "--min-replicas", "1" if low else "0", "--max-replicas", str(max_replicas)),
+        *("--downscale-delay-s", "10", "--scale-to-zero-delay-s", "10"),
     ]
-    plan = StepPlan(low, high, step_s=10.0, back_s=40.0, end_s=75.0)
+    plan = StepPlan(low, high, step_s=10.0, back_s=40.0, end_s=75.0 if low else 120.0)
     cluster = ServedCluster(*flags)
     try:
         with stage("Cluster"):
