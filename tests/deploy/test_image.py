@@ -19,6 +19,7 @@ from workers.checkpoint.source import ModelFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("buildah", "debootstrap")
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,10 +65,16 @@ class Buildah:
         return done.stdout.strip()
 
 
-def pip_options(folder: Path) -> list[str]:
-    """How pip of this machine finds packages, handed to the build: variables, files and certificates."""
+def pip_options(folder: Path, finds_wheels_here: bool = True) -> list[str]:
+    """How pip of this machine finds packages, handed to the build: variables, files and certificates.
+
+    Args:
+        folder: an empty one, for the certificate.
+        finds_wheels_here: also those in a folder of this machine, where torch may be one for CPUs.
+    """
     options = []
-    for path in ("/etc/pip.conf", "/etc/xdg/pip", *filter(None, [os.environ.get("PIP_FIND_LINKS")])):
+    folders = [os.environ.get("PIP_FIND_LINKS")] if finds_wheels_here else []
+    for path in ("/etc/pip.conf", "/etc/xdg/pip", *filter(None, folders)):
         if os.path.exists(path):
             options += ["--volume", f"{path}:{path}:ro"]
     certificate = os.environ.get("PIP_CERT")
@@ -75,46 +82,78 @@ def pip_options(folder: Path) -> list[str]:
         shutil.copy(certificate, folder / "ca.crt")
         options += ["--volume", f"{folder}:/opt/build-certificates:ro"]
     for name, value in os.environ.items():
-        if name.startswith("PIP_"):
+        if name.startswith("PIP_") and (finds_wheels_here or name != "PIP_FIND_LINKS"):
             value = "/opt/build-certificates/ca.crt" if name == "PIP_CERT" else value
             options += ["--env", f"{name}={value}"]
     return options
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """With the base of both targets, bootstrapped from Debian's packages."""
     folder = tmp_path_factory.mktemp("image")
-    buildah = Buildah(folder / "store")
+    found = Buildah(folder / "store")
     rootfs = folder / "rootfs"
     mirror = "http://deb.debian.org/debian"
     subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(rootfs), mirror], check=True)
     subprocess.run(["tar", "-C", str(rootfs), "-cf", str(folder / "rootfs.tar"), "."], check=True)
     shutil.rmtree(rootfs)
-    base = buildah.run("from", "scratch")
-    buildah.run("add", "-q", base, str(folder / "rootfs.tar"), "/")
-    buildah.run("commit", "-q", "--rm", base, "localhost/base")
-    (folder / "pip").mkdir()
-    buildah.run(
-        *("bud", "--isolation", "chroot", "--layers=false", "--pull=never", "--target", "cpu"),
-        *("-f", "deploy/Dockerfile", "--build-arg", "BASE=localhost/base", "--build-arg", "TORCH_INDEX="),
-        *pip_options(folder / "pip"),
-        *("-t", "localhost/shoal:cpu", "."),
-    )
-    yield buildah
+    base = found.run("from", "scratch")
+    found.run("add", "-q", base, str(folder / "rootfs.tar"), "/")
+    found.run("commit", "-q", "--rm", base, "localhost/base")
+    (folder / "rootfs.tar").unlink()
+    yield found
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(buildah: Buildah, target: str, *options: str) -> str:
+    """Build a target of the Dockerfile; the image's name."""
+    name = f"localhost/shoal:{target}"
+    buildah.run(
+        *("bud", "--isolation", "chroot", "--layers=false", "--pull=never", "--target", target),
+        *("-f", "deploy/Dockerfile", "--build-arg", "BASE=localhost/base"),
+        *(*options, "-t", name, "."),
+    )
+    return name
+
+
+@pytest.mark.skipif(shutil.disk_usage("/tmp").free < 45 << 30, reason="needs 45 GB")
+def test_the_cuda_image_holds_torch_for_gpus_and_the_kernels_compiler(
+    buildah: Buildah, tmp_path: Path
+) -> None:
+    """There need be no GPU to build it, nor here to look into it."""
+    (tmp_path / "pip").mkdir()
+    image = build(buildah, "cuda", *pip_options(tmp_path / "pip", finds_wheels_here=False))
+
+    container = buildah.run("from", "--pull-never", image)
+    run = ("run", "--isolation", "chroot", "--user", "1000:1000", container, "--")
+    told = buildah.run(
+        *run,
+        *(
+            "python",
+            "-c",
+            "import torch, triton; print(torch.__version__, torch.version.cuda, triton.__version__)",
+        ),
+    )
+    version, cuda, compiler = told.split()
+
+    assert version.split("+")[0] == PINS["torch"]
+    assert cuda.startswith("13")
+    assert compiler == PINS["triton"]
+    assert "tensor-parallel-size" in buildah.run(*run, "shoal", "serve", "--help")
 
 
 @pytest.mark.cluster
 def test_the_cpu_image_serves_as_an_ordinary_user(
-    image: Buildah, demo_model: ModelFiles, tmp_path: Path
+    buildah: Buildah, demo_model: ModelFiles, tmp_path: Path
 ) -> None:
+    (tmp_path / "pip").mkdir()
+    image = build(buildah, "cpu", "--build-arg", "TORCH_INDEX=", *pip_options(tmp_path / "pip"))
     (port,) = find_free_ports("127.0.0.1", 1, 23000)
     shutil.copy(demo_model.path, tmp_path / "model.gguf")
     tmp_path.chmod(0o755)
     limit = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    container = image.run(
-        "from", "--pull-never", "--ulimit", f"nofile={limit}:{limit}", "localhost/shoal:cpu"
-    )
+    container = buildah.run("from", "--pull-never", "--ulimit", f"nofile={limit}:{limit}", image)
     run = (
         "run",
         "--isolation",
@@ -126,11 +165,11 @@ def test_the_cpu_image_serves_as_an_ordinary_user(
         container,
         "--",
     )
-    assert image.run(*run, "id", "-u") == "1000"
-    assert image.run(*run, "sh", "-c", "touch /opt/shoal/x 2>/dev/null || echo refused") == "refused"
+    assert buildah.run(*run, "id", "-u") == "1000"
+    assert buildah.run(*run, "sh", "-c", "touch /opt/shoal/x 2>/dev/null || echo refused") == "refused"
 
     flags = ("--port", str(port), "--replicas", "1", "--max-model-len", "1024", "--kv-cache-gib", "0.25")
-    served = image.start(
+    served = buildah.start(
         *run,
         "timeout",
         "-s",
