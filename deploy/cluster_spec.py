@@ -161,9 +161,11 @@ def read_cluster_spec(path: Path) -> ClusterSpec:
         InvalidRequest: it cannot be read; the message says where it is wrong and what is allowed.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"{path}: {error.strerror}", "config") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is no text: give a YAML file", "config") from None
     except yaml.YAMLError as error:
         raise InvalidRequest(f"{path} is no YAML: {' '.join(str(error).split())}", "config") from None
     _refuse_other_formats(path, content)

@@ -9,7 +9,22 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
-console = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Goes on in silence when whoever reads it has gone (``| tee`` at Ctrl-C): what runs must still end in order."""
+
+    def on_broken_pipe(self) -> None:
+        """Called instead of raising; rich's own ends the process."""
+        self.quiet = True
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # a terminal that was closed
+            self.quiet = True
+
+
+console: Console = _Console(stderr=True, highlight=False)
 """Progress and errors go to standard error; standard output is for results."""
 
 

@@ -49,7 +49,7 @@ def deploy(
         bool, typer.Option("--print", help="Write what `serve deploy` would take, and deploy nothing.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option(help="How long to wait for all of it to run; 0: not at all.")
+        float, typer.Option(min=0, help="How long to wait for all of it to run; 0: not at all.")
     ] = 1800.0,
 ) -> None:
     """Serve the models of CONFIG on a Ray cluster that runs already; what is there and unchanged is left alone."""
@@ -128,10 +128,12 @@ def connect(address: str) -> ServeApi:
     """
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
+    if not address.startswith(("http://", "https://")):
+        raise DeployError(f"--address is {address!r}: give http:// or https:// before host and port")
     try:
         client: ServeApi = ServeSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())
         raise DeployError(
             f"no Ray dashboard at {address} ({why}): start Ray with `ray start --head`, or name it by --address; "
             "with token authentication set RAY_AUTH_MODE and RAY_AUTH_TOKEN"

@@ -7,6 +7,7 @@ and replicas, which Ray keeps in files, come as they are. What collects a contai
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -71,7 +72,9 @@ class JsonConsole:
                     self._write(as_object(line))
 
     def _write(self, line: str) -> None:
-        if line:
+        if not line:
+            return
+        with contextlib.suppress(OSError):  # nobody reads it any more; who writes must not wait for that
             os.write(self._out, line.encode() + b"\n")  # one call a line: lines of two threads do not mix
 
 

@@ -34,6 +34,7 @@ class ServedCluster:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # as in a terminal of its own
         )
         self.log: list[str] = []
         self._is_up = threading.Event()
@@ -71,8 +72,14 @@ class ServedCluster:
         return busiest(self.runtime, word)
 
     def stop(self, number: int = signal.SIGINT) -> int:
-        """Stop it as Ctrl-C does; return its exit code."""
-        self.process.send_signal(number)
+        """Stop it; return its exit code.
+
+        SIGINT goes to every process of its group, as Ctrl-C in a terminal does, other signals to it alone.
+        """
+        if number == signal.SIGINT and self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join(10)
         return code

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
 from deploy.commands import app
-from deploy.deploy_command import DeployError, wait_until_running
+from deploy.deploy_command import DeployError, connect, wait_until_running
 from workers.engine.errors import InvalidRequest
 
 FILE = """
@@ -167,3 +167,24 @@ def test_no_replicas_at_all_are_refused_where_nothing_could_wake_one(tmp_path: P
         read(tmp_path, "models: [{name: demo, replicas: 0}]")
 
     assert read(tmp_path, "models: [{name: demo, replicas: 0, scale: {min_replicas: 0, max_replicas: 1}}]")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(b"\xc2\x00\xff")
+
+    with pytest.raises(InvalidRequest, match="is no text"):
+        read_cluster_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("banana", "'banana': give http://"),
+        ("localhost:8265", "give http://"),
+        ("http://127.0.0.1:1", "no Ray dashboard at"),
+    ],
+)
+def test_an_address_where_no_dashboard_answers_is_told(address: str, says: str) -> None:
+    with pytest.raises(DeployError, match=says):
+        connect(address)

@@ -80,3 +80,40 @@ def test_a_log_is_read_line_by_line_also_after_it_was_rotated(tmp_path: Path) ->
     assert file.new_lines() == ["two"]
     path.write_text("3\n")
     assert file.new_lines() == ["3"]
+
+
+UNHEARD = """
+import sys
+from deploy.console import console
+from deploy.json_console import JsonConsole
+if sys.argv[1] == "json":
+    JsonConsole()
+print("begun", flush=True)
+sys.stdin.readline()
+for _ in range(2000):
+    console.print("a line that nobody reads: " + "word " * 10)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_who_writes_goes_on_when_the_reader_has_gone(form: str) -> None:
+    """As behind ``| tee``, which Ctrl-C ends first."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNHEARD, form],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "begun\n"
+    process.stderr.close()
+
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+    assert process.stdout.readline() == "done\n"
+    assert process.wait(20) == 0

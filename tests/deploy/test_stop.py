@@ -73,7 +73,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_streams_are_told(
         deadline = time.monotonic() + 30
         while not begun and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(cluster.process.pid, signal.SIGINT)
+        os.killpg(cluster.process.pid, signal.SIGINT)  # as a terminal does
         while not any("running requests end first" in line for line in cluster.log):
             time.sleep(0.05)
         started_s = time.monotonic()
