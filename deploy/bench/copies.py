@@ -40,8 +40,7 @@ def measure_copy_rates(block_bytes: int, num_blocks: int | None = None, repeats:
     rates = []
     for way, kernel_bytes in (("engine", 0), ("kernel", block_bytes)):
         blocks = HostBlocks(memory, has_checksums=False)
-        for copy in ins:
-            blocks.write(copy)
+        blocks.write(ins)
         copies = CudaBlockCopies(kv, blocks, kernel_bytes)
         launch_s = 0.0
 

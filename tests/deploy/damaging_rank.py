@@ -6,6 +6,7 @@ before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from deploy.offline.executor import _run_rank
@@ -27,19 +28,25 @@ def _damage() -> None:
     write, seal = HostBlocks.write, HostBlocks.seal
     sealed: list[int] = []
 
-    def write_in_order(host: HostBlocks, copy: BlockCopy) -> None:
-        if WAYS[len(sealed) % len(WAYS)] != "out of order":
-            write(host, copy)
+    def write_in_order(host: HostBlocks, copies: Sequence[BlockCopy]) -> None:
+        first = len(sealed)
+        write(host, [copy for i, copy in enumerate(copies, first) if way_of(i) != "out of order"])
 
-    def seal_and_damage(host: HostBlocks, copy: BlockCopy) -> None:
-        seal(host, copy)
-        assert host._bytes is not None, "the test asks for checksums"
-        way, bytes_ = WAYS[len(sealed) % len(WAYS)], host._bytes
-        if way == "flipped":
-            bytes_[copy.host, -1] ^= 1
-        elif way == "in another's place":
-            other = sealed[-1]
-            bytes_[[copy.host, other]] = bytes_[[other, copy.host]]
-        sealed.append(copy.host)
+    def seal_and_damage(host: HostBlocks, copies: Sequence[BlockCopy]) -> None:
+        seal(host, copies)
+        bytes_ = host._bytes
+        assert bytes_ is not None, "the test asks for checksums"
+        for copy in copies:
+            way = way_of(len(sealed))
+            if way == "flipped":
+                bytes_[copy.host, -1] ^= 1
+            elif way == "in another's place":
+                bytes_[[copy.host, sealed[-1]]] = bytes_[[sealed[-1], copy.host]]
+            sealed.append(copy.host)
 
     HostBlocks.write, HostBlocks.seal = write_in_order, seal_and_damage  # type: ignore[method-assign]
+
+
+def way_of(number: int) -> str:
+    """How copy out ``number`` is damaged."""
+    return WAYS[number % len(WAYS)]

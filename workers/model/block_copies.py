@@ -45,26 +45,40 @@ class HostBlocks:
         self._generations = [_NEVER] * len(memory)
         self._sums = [0] * len(memory)
 
-    def write(self, copy: BlockCopy) -> None:
-        """Note that a copy out begins."""
-        self._generations[copy.host] = copy.generation
+    def write(self, copies: Sequence[BlockCopy]) -> None:
+        """Note that copies out begin."""
+        generations = self._generations
+        for copy in copies:
+            generations[copy.host] = copy.generation
 
-    def seal(self, copy: BlockCopy) -> None:
-        """Sum what a copy out, now done, has brought."""
+    def seal(self, copies: Sequence[BlockCopy]) -> None:
+        """Sum what copies out, now done, have brought."""
         if self._bytes is not None:
-            self._sums[copy.host] = zlib.crc32(self._bytes[copy.host])
+            for copy in copies:
+                self._sums[copy.host] = zlib.crc32(self._bytes[copy.host])
 
-    def is_intact(self, copy: BlockCopy) -> bool:
-        """True if the block to be copied in is what was copied out with the same generation."""
-        if self._generations[copy.host] != copy.generation:
-            return False
-        return self._bytes is None or zlib.crc32(self._bytes[copy.host]) == self._sums[copy.host]
+    def judged(self, copies: Sequence[BlockCopy], agree: Agree) -> tuple[Sequence[BlockCopy], list[int]]:
+        """Return the copies in that may be made, as all ranks see it, and the device blocks of the others.
 
-    def judged(self, copies: Sequence[BlockCopy], agree: Agree) -> list[tuple[BlockCopy, bool]]:
-        """Return each copy in with whether it may be made, as all ranks see it."""
+        A block may be copied in if it is what was copied out with the same generation.
+        """
         if not copies:
-            return []
-        return list(zip(copies, agree([self.is_intact(copy) for copy in copies]), strict=True))
+            return (), []
+        # A call a block would take longer than what it compares.
+        generations, sums, bytes_ = self._generations, self._sums, self._bytes
+        own = [generations[copy.host] == copy.generation for copy in copies]
+        if bytes_ is not None:
+            own = [
+                is_intact and zlib.crc32(bytes_[copy.host]) == sums[copy.host]
+                for copy, is_intact in zip(copies, own, strict=True)
+            ]
+        told = agree(own)
+        if all(told):
+            return copies, []
+        pairs = list(zip(copies, told, strict=True))
+        return [copy for copy, is_intact in pairs if is_intact], [
+            copy.device for copy, is_intact in pairs if not is_intact
+        ]
 
 
 class BlockCopies:
@@ -104,16 +118,13 @@ class BlockCopies:
     def begin(self, plan: StepPlan) -> None:
         """Make the plan's copies, before its step."""
         started_s = self._clock()
+        self._host.write(plan.swap_out)
         for copy in plan.swap_out:
-            self._host.write(copy)
             self._host.memory[copy.host].copy_(self._kv_cache[copy.device])
-            self._host.seal(copy)
-        corrupt: list[int] = []
-        for copy, is_intact in self._host.judged(plan.swap_in, self._agree):
-            if is_intact:
-                self._kv_cache[copy.device].copy_(self._host.memory[copy.host])
-            else:
-                corrupt.append(copy.device)
+        self._host.seal(plan.swap_out)
+        intact, corrupt = self._host.judged(plan.swap_in, self._agree)
+        for copy in intact:
+            self._kv_cache[copy.device].copy_(self._host.memory[copy.host])
         num_blocks = len(plan.swap_out) + len(plan.swap_in)
         now_s = self._clock()
         elapsed_s = now_s - started_s

@@ -90,10 +90,8 @@ class CudaBlockCopies:
         self._queued = plan.step_id
         if not plan.swap_out and not plan.swap_in:
             return
-        for copy in plan.swap_out:
-            self._host.write(copy)
-        judged = self._host.judged(plan.swap_in, self._agree)
-        intact = [copy for copy, is_intact in judged if is_intact]
+        self._host.write(plan.swap_out)
+        intact, corrupt = self._host.judged(plan.swap_in, self._agree)
         ways = [
             self._start(copies, stream)
             for copies, stream in ((plan.swap_out, self._out_stream), (intact, self._in_stream))
@@ -110,7 +108,6 @@ class CudaBlockCopies:
         for way, stream in zip(ways, (self._out_stream, self._in_stream), strict=True):
             way.ended.record(stream)
         ways = [way for way in ways if way.copies]
-        corrupt = [copy.device for copy, is_intact in judged if not is_intact]
         self._batches.append(_Batch(plan.step_id, ways, plan.swap_out, corrupt))
 
     def report(self, waits: bool) -> CopyReport:
@@ -137,8 +134,7 @@ class CudaBlockCopies:
     def _settle(self, batch: _Batch) -> None:
         for way in batch.ways:
             way.ended.synchronize()
-        for copy in batch.swap_out:
-            self._host.seal(copy)
+        self._host.seal(batch.swap_out)
         batch.swap_out = ()
 
     def _start(self, copies: Sequence[BlockCopy], stream: torch.cuda.Stream) -> _Way:
