@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.filters import Filters, filter_floors
+from kernels.log_sum_exp import log_sum_exp
 from kernels.philox import Streams, exponentials
+from kernels.top_tokens import top_tokens
 from kernels.vocab_shard import STRETCH, VocabShard, WholeVocab
 
 STRETCH_RACE, TOKEN_RACE = 0, 1
@@ -91,25 +93,26 @@ def log_probabilities(
     told = torch.where(is_own[:, None], told, float("-inf"))
     values, ids = _top(logits, num_top)
     # One message: this rank's mass, the token's logit, the candidates. All are exact in float64.
-    columns = [logits.logsumexp(-1)[:, None], told, values, ids + own.start]
+    columns = [log_sum_exp(logits)[:, None], told, values, ids + own.start]
     parts = vocab.side_by_side(torch.cat([column.double() for column in columns], dim=1))
     mass, told, values, ids = parts.view(num_rows, -1, 2 + 2 * num_top).split([1, 1, num_top, num_top], dim=2)
     mass = mass.flatten(1).logsumexp(-1)
     token_logit = told.flatten(1).amax(-1, keepdim=True)
     likelier = (logits > token_logit).sum(-1, keepdim=True).double()
     ranks = 1 + vocab.side_by_side(likelier).view(num_rows, -1).sum(-1).long()
-    top = values.flatten(1).topk(num_top, dim=-1)
-    top_ids = ids.flatten(1).gather(1, top.indices).long()
+    # Stable: of equal ones those of the first rank, which has the lowest ids.
+    top_values, order = values.flatten(1).sort(dim=-1, descending=True, stable=True)
+    top_ids = ids.flatten(1).gather(1, order[:, :num_top]).long()
     own_logprobs = (token_logit.squeeze(1) - mass).float()
-    return own_logprobs, top_ids, (top.values - mass[:, None]).float(), ranks
+    return own_logprobs, top_ids, (top_values[:, :num_top] - mass[:, None]).float(), ranks
 
 
 def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` highest of each row and where they stand; minus infinity fills up where there are fewer."""
-    top = logits.topk(min(count, logits.shape[1]), dim=-1)
-    missing = (0, count - top.values.shape[1])
+    values, ids = top_tokens(logits, min(count, logits.shape[1]))
+    missing = (0, count - values.shape[1])
     pad = torch.nn.functional.pad
-    return pad(top.values, missing, value=float("-inf")), pad(top.indices, missing)
+    return pad(values, missing, value=float("-inf")), pad(ids, missing)
 
 
 def _race(weights: Tensor, streams: Streams, vocab: VocabShard) -> tuple[Tensor, Tensor]:

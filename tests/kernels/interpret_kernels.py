@@ -18,7 +18,19 @@ import torch
 from paged_cache import make_cache
 from torch import Tensor
 
-from kernels import block_copy, draw, few_rows, filters, gemv, rms_norm, rope_kv_write, silu_mul, token_mask
+from kernels import (
+    block_copy,
+    draw,
+    few_rows,
+    filters,
+    gemv,
+    log_sum_exp,
+    rms_norm,
+    rope_kv_write,
+    silu_mul,
+    token_mask,
+    top_tokens,
+)
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
 from kernels import paged_decode_attention as decode
@@ -162,12 +174,25 @@ def check_masks() -> None:
     assert logits[rows.long(), drawn.long()].isfinite().all()
 
 
+def check_top_tokens() -> None:
+    """Sums as the reference's, also of nothing; the highest to the bit and, of equal ones, those of lowest id."""
+    logits = (torch.randn(3, 5001) * 4).round()[:, 1:]  # dozens of each number, and rows that are not aligned
+    logits[1, 100:], logits[2] = float("-inf"), float("-inf")
+    torch.testing.assert_close(log_sum_exp._launch(logits), log_sum_exp.log_sum_exp_ref(logits))
+    for count in (1, 20):
+        for got, want in zip(
+            top_tokens._launch(logits, count), top_tokens.top_tokens_ref(logits, count), strict=True
+        ):
+            assert torch.equal(got, want)
+
+
 def main() -> None:
     """Print ``{case: error}``, the error relative to the reference's largest value."""
     torch.manual_seed(0)
     check_block_copies()
     check_draws()
     check_masks()
+    check_top_tokens()
     check_filters()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())

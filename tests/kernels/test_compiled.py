@@ -22,6 +22,7 @@ from kernels import (  # noqa: E402
     few_rows,
     filters,
     gemv,
+    log_sum_exp,
     paged_decode_attention,
     prefill_attention,
     prefill_attention_hopper,
@@ -30,6 +31,7 @@ from kernels import (  # noqa: E402
     shared_prefix_attention,
     silu_mul,
     token_mask,
+    top_tokens,
 )
 from kernels.jit import gl  # noqa: E402
 
@@ -399,6 +401,26 @@ def test_masks_keep_their_registers(architecture: int, tmp_path: Path) -> None:
     )
 
     assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_log_probabilities_keep_their_registers(architecture: int, tmp_path: Path) -> None:
+    sums = compile_kernel(
+        log_sum_exp._log_sum_exp_kernel,
+        architecture,
+        {"x_ptr": "*fp32", "out_ptr": "*fp32"},
+        {"BLOCK": log_sum_exp._BLOCK},
+        num_warps=8,
+    )
+    tops = compile_kernel(
+        top_tokens._top_tokens_kernel,
+        architecture,
+        {"logits_ptr": "*fp32", "values_ptr": "*fp32", "ids_ptr": "*i64"},
+        {"BLOCK": top_tokens._BLOCK},
+        num_warps=16,
+    )
+
+    assert spilled_bytes(sums, tmp_path) == spilled_bytes(tops, tmp_path) == 0
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -8,7 +8,7 @@ import torch
 from kernels.filters import Filters, filter_floors, filter_floors_ref
 from kernels.penalties import apply_penalties
 from kernels.philox import Streams, exponentials
-from kernels.sampler import sample
+from kernels.sampler import log_probabilities, sample
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,6 +38,20 @@ def test_samples_are_those_of_the_cpu() -> None:
     want = sample(logits, temperatures, streams, Filters(*filters))
     # A weight within rounding of a filter's bound may fall on its other side.
     assert (got.cpu() == want).sum() >= num_rows - 1
+
+
+@pytest.mark.parametrize("vocab", [37, 5001, 151_936])
+def test_log_probabilities_of_a_row_are_the_same_to_the_bit_beside_any_others(vocab: int) -> None:
+    logits = (torch.randn(257, vocab, device="cuda") * 3).bfloat16().float()  # with equal ones
+    token_ids = torch.randint(0, vocab, (257,), device="cuda")
+
+    together = log_probabilities(logits, token_ids, 5)
+
+    for rows in (slice(0, 1), slice(7, 8), slice(255, 257), slice(3, 67)):
+        for some, all_rows in zip(log_probabilities(logits[rows], token_ids[rows], 5), together, strict=True):
+            assert torch.equal(some, all_rows[rows])
+    want = logits.cpu().double().log_softmax(-1).gather(1, token_ids.cpu()[:, None]).squeeze(1)
+    torch.testing.assert_close(together[0].cpu().double(), want, rtol=1e-5, atol=2e-6)
 
 
 def test_penalties_are_those_of_the_cpu() -> None:
