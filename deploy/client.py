@@ -78,9 +78,7 @@ class Client:
         try:
             answer = self._http.get(self._url + path)
         except httpx.HTTPError as error:
-            raise ClientError(
-                f"nothing answers at {self._url} ({_told(error)}): start it with `shoal serve`"
-            ) from error
+            raise ClientError(_unreached(self._url, error)) from error
         if answer.status_code != 200:
             raise ClientError(_message_of(answer))
         return answer
@@ -132,6 +130,15 @@ def _choices(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             raise ClientError(event["error"]["message"])
         yield from event["choices"]
     raise ClientError("the stream broke off before its end")
+
+
+def _unreached(url: str, error: httpx.HTTPError) -> str:
+    told = _told(error)
+    if "CERTIFICATE_VERIFY_FAILED" in told:
+        return f"the certificate of {url} is not trusted here: if it is yours, name its file by SSL_CERT_FILE"
+    if isinstance(error, httpx.ConnectError):
+        return f"nothing answers at {url} ({told}): start it with `shoal serve`"
+    return f"what answers at {url} is no endpoint ({told}): is it https, and the port right?"
 
 
 def _told(error: httpx.HTTPError) -> str:

@@ -82,6 +82,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
     claims = claim_ports(settings)
     end_leftovers()
     check_ports(settings)
+    tls = tls_files(settings)
     with stage("Model") as current:
         files = resolve_model(settings.model, settings.source, current.update)
         replica, ingress = _configs(settings, files)
@@ -91,7 +92,7 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
             port=settings.port,
             num_cpus=(settings.max_replicas or settings.replicas) * settings.tensor_parallel_size + 1,
             haproxy=settings.haproxy,
-            tls=tls_files(settings),
+            tls=tls,
         )
     try:
         _deploy(settings, replica, ingress)

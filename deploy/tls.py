@@ -58,7 +58,7 @@ def _check_pair(key: Path, certificate: Path) -> None:
             )
         server.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # of which ssl.SSLError is one
-        reason = getattr(error, "reason", None) or str(error)
+        reason = getattr(error, "reason", None) or "one of them is no PEM file of its kind"
         raise InvalidRequest(
             f"{certificate} and {key} are no certificate and its key: {reason}", "ssl_certfile"
         ) from None

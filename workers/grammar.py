@@ -149,8 +149,8 @@ class GrammarMatcher:
     def accept(self, token_id: int) -> None:
         """See ``Matcher``."""
         self._made = None
-        self._matcher.consume_token(token_id)
-        self._check()
+        if not self._matcher.consume_token(token_id):
+            self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():

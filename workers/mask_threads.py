@@ -41,5 +41,8 @@ class MaskThreads:
 
 
 def spare_threads() -> int:
-    """Threads for masks beside a brain: a quarter of the host's cores, since ranks and other replicas need theirs."""
-    return min(8, (os.cpu_count() or 1) // 4)
+    """Threads for masks beside a brain: half of the host's cores, eight at most.
+
+    They run for a millisecond or so in a step, in which ranks on GPUs need one core each.
+    """
+    return min(8, (os.cpu_count() or 1) // 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -70,16 +71,17 @@ class EngineLoop:
         engine, executor = self.engine, self.executor
         started_s, num_before = time.monotonic(), engine.num_output_tokens
         with tqdm(total=num_prompts, desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            told: Sequence[TokenOutput] = ()
             while self._collectors:
                 while (plan := engine.plan(time.monotonic())) is not None:
                     executor.launch(plan)
-                if engine.num_launched:
-                    for token_output in engine.apply(executor.collect(), time.monotonic()):
-                        if self._take(token_output) and use_tqdm:
-                            num_tokens = engine.num_output_tokens - num_before
-                            rate = num_tokens / (time.monotonic() - started_s)
-                            bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
-                            bar.update(1)
+                for token_output in told:  # not before: the ranks have their next plan now
+                    if self._take(token_output) and use_tqdm:
+                        num_tokens = engine.num_output_tokens - num_before
+                        rate = num_tokens / (time.monotonic() - started_s)
+                        bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+                        bar.update(1)
+                told = engine.apply(executor.collect(), time.monotonic()) if engine.num_launched else ()
         # Copies to the host tier may go on: nobody waits for them.
         self._collect_launched()
 

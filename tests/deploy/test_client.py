@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +105,26 @@ def test_what_came_before_a_stream_broke_off_is_given_and_then_the_reason(answer
         assert next(pieces) == "half"
         with pytest.raises(ClientError, match=says):
             next(pieces)
+
+
+def test_what_cannot_be_reached_is_told_by_what_is_wrong(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(ClientError, match="start it with `shoal serve`"):
+            Client(f"http://127.0.0.1:{closed.getsockname()[1]}").first_model()
+
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-days", "2", "-subj", "/CN=localhost", "-keyout", "own.key", "-out", "own.crt"]
+    subprocess.run([*make, *names], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own.crt", tmp_path / "own.key")
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(
+            ClientError, match="not trusted here: if it is yours, name its file by SSL_CERT_FILE"
+        ):
+            Client(f"https://127.0.0.1:{server.server_port}").first_model()
+        with pytest.raises(ClientError, match="is no endpoint"):
+            Client(f"http://127.0.0.1:{server.server_port}").first_model()
+        server.shutdown()

