@@ -51,7 +51,8 @@ class Phase:
     num_quiet: int
     num_quiet_failed: int
     num_noisy: int
-    num_noisy_refused: int
+    num_noisy_unanswered: int
+    """Refused, or still in line when the phase was over."""
     done_per_s: float
     """Requests of all callers that came to their end, a second."""
 
@@ -89,14 +90,24 @@ async def run_fairness(request: LoadPlan, plan: FairnessPlan) -> FairnessResult:
 async def _run_phase(request: LoadPlan, plan: FairnessPlan, factor: float) -> Phase:
     paces = plan.paces(factor)
     started_s = time.perf_counter()
-    callers = await asyncio.gather(
-        *(
-            _ask(replace(request, api_key=key_of(name)), name, pace, plan.phase_s)
-            for name, pace in paces.items()
-        )
-    )
+    askers = {
+        name: asyncio.create_task(_ask(replace(request, api_key=key_of(name)), name, pace, plan.phase_s))
+        for name, pace in paces.items()
+    }
+    asked = {name: await asker for name, asker in askers.items()}
+    await asyncio.gather(*(one for name in plan.quiet for one in asked[name]))
     wall_s = time.perf_counter() - started_s
-    return phase_of(dict(zip(paces, callers, strict=True)), paces[NOISY], wall_s)
+    # What the noisy caller still has in line would keep a cluster of this size at work for minutes.
+    for one in asked[NOISY]:
+        one.cancel()
+    await asyncio.gather(*asked[NOISY], return_exceptions=True)
+    times = {name: [_times(one) for one in of_caller] for name, of_caller in asked.items()}
+    return phase_of(times, paces[NOISY], wall_s)
+
+
+def _times(request: asyncio.Task[StreamTimes]) -> StreamTimes:
+    """Of a request that has ended; of one that was given up, that it was not answered."""
+    return StreamTimes(0.0) if request.cancelled() or request.exception() else request.result()
 
 
 def phase_of(times: Mapping[str, Sequence[StreamTimes]], noisy_per_s: float, wall_s: float) -> Phase:
@@ -112,13 +123,13 @@ def phase_of(times: Mapping[str, Sequence[StreamTimes]], noisy_per_s: float, wal
         num_quiet=len(quiet),
         num_quiet_failed=sum(not one.is_done for one in quiet),
         num_noisy=len(noisy),
-        num_noisy_refused=sum(not one.is_done for one in noisy),
+        num_noisy_unanswered=sum(not one.is_done for one in noisy),
         done_per_s=round(num_done / wall_s, 2),
     )
 
 
-async def _ask(request: LoadPlan, name: str, per_s: float, for_s: float) -> list[StreamTimes]:
-    """Send requests at random moments, ``per_s`` a second on average, and wait for all answers."""
+async def _ask(request: LoadPlan, name: str, per_s: float, for_s: float) -> list[asyncio.Task[StreamTimes]]:
+    """Send requests at random moments, ``per_s`` a second on average; they may still run when this returns."""
     rng = random.Random(name)
     started_s = time.perf_counter()
     asked: list[asyncio.Task[StreamTimes]] = []
@@ -127,4 +138,4 @@ async def _ask(request: LoadPlan, name: str, per_s: float, for_s: float) -> list
         await asyncio.sleep(started_s + at_s - time.perf_counter())
         asked.append(asyncio.create_task(run_request(request, rng)))
         at_s += rng.expovariate(per_s)
-    return list(await asyncio.gather(*asked))
+    return asked

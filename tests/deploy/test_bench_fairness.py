@@ -47,5 +47,5 @@ def test_the_quiet_callers_wait_is_theirs_alone() -> None:
     phase = phase_of(times, 5.0, wall_s=2.0)
 
     assert (phase.quiet_ttft_p99_ms, phase.num_quiet, phase.num_quiet_failed) == (200.0, 3, 1)
-    assert (phase.num_noisy, phase.num_noisy_refused, phase.done_per_s) == (2, 1, 1.5)
+    assert (phase.num_noisy, phase.num_noisy_unanswered, phase.done_per_s) == (2, 1, 1.5)
     assert FairnessResult(phase, phase).ratio == 1.0
