@@ -5,6 +5,7 @@ For benchmarks and tests: it can be killed, and its processes can be found by ki
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,12 +19,16 @@ from deploy.processes import busiest, processes_of
 from deploy.runtime import Runtime, find_free_ports
 from workers.checkpoint.source import DEMO_MODEL
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _UP = "Shoal answers at"
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 class ServedCluster:
-    """``shoal serve`` as a user starts it: a process of its own, seen only from outside."""
+    """``shoal serve`` as a user starts it: a process of its own, seen only from outside.
+
+    It ends with the thread that makes it, at the latest (on Linux).
+    """
 
     def __init__(self, *flags: str) -> None:
         (self.port,) = find_free_ports("127.0.0.1", 1, 18000 + os.getpid() % 1000)
@@ -36,6 +41,7 @@ class ServedCluster:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # as in a terminal of its own
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         self.log: list[str] = []
         self._is_up = threading.Event()
@@ -84,3 +90,8 @@ class ServedCluster:
         code = self.process.wait(60)
         self._reader.join(10)
         return code
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when the thread that started it has ended, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
