@@ -24,6 +24,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+INGRESS = "ServeReplica:shoal-ingress"
 BRIDGE, NETWORK = "shoal-lab", "10.213.77"
 KEYS = {"first": "sk-first-0123456789", "second": "sk-second-0123456789"}
 FAST_HEALTH = {
@@ -190,15 +191,19 @@ class Lab:
         code, output = self.head.run(f"shoal deploy {path} --wait-s 120", timeout_s=180)
         assert code == 0, output
 
-    def host_of(self, word: str) -> Host:
-        """The host on which a process with this word in its title runs."""
-        (found,) = [host for host in self.hosts if host.processes(word)]
-        return found
+    def front(self) -> Host:
+        """The host with the ingress. It may be started on the head, too, which no test may lose: then it is moved."""
+        while not (found := [host for host in self.hosts if host.processes(INGRESS)]):
+            for process in self.head.processes(INGRESS):
+                process.kill()
+            wait_for(lambda: not self.head.processes(INGRESS), 10, "the end of the ingress on the head")
+            wait_for(lambda: self.num_open() == 2, 60, "an ingress that sees both replicas")
+        return found[0]
 
     def num_open(self) -> int:
         """Replicas that the ingress can place requests on; 0 while there is no ingress."""
-        for host in self.hosts:
-            if host.processes("ServeReplica:shoal-ingress"):
+        for host in (self.head, *self.hosts):
+            if host.processes(INGRESS):
                 try:
                     models = httpx.get(f"{host.url}/health", timeout=5).json()["models"]
                     return int(models["m"]["num_open_replicas"])
@@ -299,7 +304,7 @@ def test_a_host_with_the_wrong_token_is_kept_out(lab: Lab) -> None:
 
 
 def test_keys_change_while_streams_run_and_only_the_revoked_one_is_refused(lab: Lab) -> None:
-    host = lab.host_of("ServeReplica:shoal-ingress")
+    host = lab.front()
     streams = Streams(host, "first", num_tokens=200), Streams(host, "second", num_tokens=200)
 
     lab.write_keys("second")
@@ -313,7 +318,7 @@ def test_keys_change_while_streams_run_and_only_the_revoked_one_is_refused(lab: 
 
 
 def test_the_pods_hook_empties_a_host_under_load_and_no_stream_is_lost(lab: Lab) -> None:
-    host = lab.host_of("ServeReplica:shoal-ingress")
+    host = lab.front()
     streams = Streams(host, "first")
 
     started_s = time.monotonic()
@@ -331,7 +336,7 @@ def test_the_pods_hook_empties_a_host_under_load_and_no_stream_is_lost(lab: Lab)
 
 
 def test_streams_outlive_a_host_that_is_cut_off_and_it_comes_back(lab: Lab) -> None:
-    front = lab.host_of("ServeReplica:shoal-ingress")
+    front = lab.front()
     victim = next(host for host in lab.hosts if host is not front and host.processes("ServeReplica:model"))
     streams = Streams(front, "first", num_tokens=600)
 
@@ -351,7 +356,7 @@ def test_streams_outlive_a_host_that_is_cut_off_and_it_comes_back(lab: Lab) -> N
 
 
 def test_streams_outlive_a_host_that_is_killed(lab: Lab) -> None:
-    front = lab.host_of("ServeReplica:shoal-ingress")
+    front = lab.front()
     victim = next(host for host in lab.hosts if host is not front and host.processes("ServeReplica:model"))
     streams = Streams(front, "first", num_tokens=400)
 
