@@ -91,7 +91,12 @@ def test_four_bits_of_the_demo_model_are_its_own(demo_model: ModelFiles, goldens
     rank.load()
     rank.allocate(64)
     case = goldens[0]
-    row = NewRow(0, case["prompt_token_ids"], len(case["prompt_token_ids"]), ChoiceParams(max_tokens=1))
+    row = NewRow(
+        0,
+        case["prompt_token_ids"],
+        len(case["prompt_token_ids"]),
+        ChoiceParams(max_tokens=1, temperature=0.0),
+    )
 
     rank.launch(StepPlan(0, [row], [0], [0], [len(row.token_ids)], [True], [list(range(8))]))
 
