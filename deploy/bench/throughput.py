@@ -93,7 +93,9 @@ def measure_all(llm: LLM, workloads: Sequence[Workload], vocab_size: int, repeat
     """One figure a workload, each after a short warm-up of its size."""
     results = []
     for number, given in enumerate(workloads):
-        workload = replace(given, seed=given.seed + 100_000 * number)  # or the cache would have its first prompts
+        workload = replace(
+            given, seed=given.seed + 100_000 * number
+        )  # or the cache would have its first prompts
         measure(llm, replace(workload, output_len=8, spread=0, seed=workload.seed + 77), vocab_size)
         results.append(measure(llm, workload, vocab_size, repeats))
     return results

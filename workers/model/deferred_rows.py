@@ -44,7 +44,9 @@ def draw_masked(
     """
     count = len(late.rows)
     if masks:
-        forbid(late.logits, _to_device(packed_masks(masks, count, vocab.own), late.logits.device))
+        device = late.logits.device
+        packed = packed_masks(masks, count, vocab.own, is_pinned=device.type == "cuda")
+        forbid(late.logits, _to_device(packed, device))
     # Columns begin at multiples of 16 bytes, as a step's own do: so the kernels compiled for those serve here too.
     told = torch.zeros(3, -(-count // 4) * 4, dtype=torch.int32)
     told[0, 0] = count
@@ -66,18 +68,22 @@ def draw_masked(
     return drawn
 
 
-def packed_masks(masks: Mapping[int, bytes], num_rows: int, own: range) -> Tensor:
-    """Masks of all rows, of the tokens ``own`` alone, which begin with a byte; [num_rows, bytes] uint8."""
+def packed_masks(masks: Mapping[int, bytes], num_rows: int, own: range, *, is_pinned: bool = False) -> Tensor:
+    """Masks of all rows, of the tokens ``own`` alone, which begin with a byte; [num_rows, bytes] uint8.
+
+    Each is copied once, to where the device reads it if ``is_pinned``: 64 masks of 128,256 tokens are a megabyte, and
+    memory that is new to the process costs more than the copy.
+    """
     first_byte, num_bytes = own.start // 8, -(-len(own) // 8)
+    packed = torch.empty(num_rows, num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+    rows = packed.numpy().data.cast("B")
     anything = b"\xff" * num_bytes
-    # One join: with numpy's assignments, row by row, 64 masks of 128,256 tokens take four times as long.
-    packed = bytearray().join(
-        masks[index][first_byte : first_byte + num_bytes].ljust(num_bytes, b"\0")
-        if index in masks
-        else anything
-        for index in range(num_rows)
-    )
-    return torch.frombuffer(packed, dtype=torch.uint8).view(num_rows, num_bytes)
+    for index in range(num_rows):
+        allowed = masks.get(index)
+        if allowed is not None:
+            allowed = allowed[first_byte : first_byte + num_bytes].ljust(num_bytes, b"\0")
+        rows[index * num_bytes : (index + 1) * num_bytes] = anything if allowed is None else allowed
+    return packed
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:

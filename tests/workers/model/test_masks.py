@@ -14,6 +14,7 @@ from workers.engine.constraint import Matcher
 from workers.engine.engine import Engine
 from workers.engine.plan import TokenMask
 from workers.engine.request import ChoiceParams, EngineRequest
+from workers.model.deferred_rows import packed_masks
 
 VOCAB = 50
 CONFIG = ModelConfig(
@@ -75,6 +76,19 @@ def generate(rank, requests: list[EngineRequest], run_ahead: int) -> dict[str, l
         for output in engine.apply(rank.collect(), 0.0):
             tokens[output.request_id] += output.token_ids
     return tokens
+
+
+@pytest.mark.parametrize("own", [range(40), range(16, 40)], ids=["whole vocabulary", "a share of it"])
+def test_masks_of_all_rows_lie_side_by_side(own: range) -> None:
+    masks = {0: bits(3, 17), 2: b"\x01"}  # the second one ends early: what lies beyond is forbidden
+
+    packed = packed_masks(masks, 3, own)
+
+    allowed = [
+        [token_id for token_id in own if packed[row, (token_id - own.start) // 8] >> token_id % 8 & 1]
+        for row in range(3)
+    ]
+    assert allowed == [[i for i in (3, 17) if i in own], list(own), [i for i in (0,) if i in own]]
 
 
 def test_a_row_takes_only_what_its_mask_allows(tiny_rank, plan_driver) -> None:
