@@ -35,15 +35,16 @@ class OuterLayer:
         if scope["type"] == "http" and not scope["path"].startswith(_SERVES_OWN):
             if scope["http_version"] == "1.0":
                 send = unchunked(send)
-            send = _InTheApisForm(send).send
+            send = _InTheApisForm(send, scope["path"]).send
         await self._app(scope, receive, send)
 
 
 class _InTheApisForm:
     """Holds an error in plain text back until it is whole."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, path: str) -> None:
         self._send = send
+        self._path = path
         self._held: Message | None = None
         self._told = b""
 
@@ -60,10 +61,16 @@ class _InTheApisForm:
         if message.get("more_body", False):
             return
         self._held = None
-        body = orjson.dumps(foreign_error_object(start["status"], self._told.decode("utf-8", "replace")))
+        status, told = start["status"], self._told.decode("utf-8", "replace")
+        own = [(b"content-type", b"application/json")]
+        if status == 404 and self._path.startswith("/"):
+            # Our application takes all paths and says by itself what it does not serve: Serve has none yet.
+            status, told = 503, "no HTTP process is there yet: try again"
+            own.append((b"retry-after", b"1"))
+        body = orjson.dumps(foreign_error_object(status, told))
+        own.append((b"content-length", b"%d" % len(body)))
         kept = [one for one in start["headers"] if one[0].lower() not in (b"content-type", b"content-length")]
-        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await self._send({**start, "headers": [*kept, *own]})
+        await self._send({**start, "status": status, "headers": [*kept, *own]})
         await self._send({"type": "http.response.body", "body": body})
 
 

@@ -213,7 +213,9 @@ def test_an_unknown_path_is_answered_as_json(cluster: ServedCluster) -> None:
 
 
 @asynccontextmanager
-async def raw_stream(cluster: ServedCluster, max_tokens: int) -> AsyncIterator[asyncio.StreamReader]:
+async def raw_stream(
+    cluster: ServedCluster, max_tokens: int, http: str = "1.1"
+) -> AsyncIterator[asyncio.StreamReader]:
     content = json.dumps(
         {
             "model": cluster.model,
@@ -225,13 +227,23 @@ async def raw_stream(cluster: ServedCluster, max_tokens: int) -> AsyncIterator[a
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+        b"POST /v1/completions HTTP/%s\r\nHost: test\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (http.encode(), len(content), content)
     )
     try:
         yield reader
     finally:
         writer.transport.abort()
+
+
+async def test_a_client_of_http_1_0_reads_a_stream_without_chunks(cluster: ServedCluster) -> None:
+    async with raw_stream(cluster, max_tokens=4, http="1.0") as reader:
+        head = await reader.readuntil(b"\r\n\r\n")
+        stream = await reader.read()
+
+    assert b"transfer-encoding" not in head.lower()
+    assert all(line.startswith(b"data: ") for line in stream.splitlines() if line)
+    assert stream.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_client_that_leaves_frees_its_request(cluster: ServedCluster) -> None:

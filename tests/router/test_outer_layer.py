@@ -83,19 +83,26 @@ async def test_chunks_go_to_whoever_knows_them(listen: Listen) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "code"), [(404, "invalid_request_error", "unknown_url"), (503, "server_error", None)]
+    ("status", "kind", "code"), [(400, "invalid_request_error", None), (503, "server_error", "no_ingress")]
 )
 async def test_an_error_in_plain_text_becomes_an_error_object(
     listen: Listen, status: int, kind: str, code: str | None
 ) -> None:
-    port = await listen(PlainTextResponse("Path not found", status, {"retry-after": "3"}))
+    port = await listen(PlainTextResponse("Something", status, {"retry-after": "3"}))
 
     answer = await get(port, "/v1/models")
 
     assert (answer.status_code, answer.headers["retry-after"]) == (status, "3")
-    assert answer.json() == {
-        "error": {"message": "Path not found", "type": kind, "param": None, "code": code}
-    }
+    assert answer.json() == {"error": {"message": "Something", "type": kind, "param": None, "code": code}}
+
+
+async def test_no_application_yet_is_a_503_that_says_when_to_come_again(listen: Listen) -> None:
+    port = await listen(PlainTextResponse("Path '/v1/models' not found. Ping http://.../-/routes", 404))
+
+    answer = await get(port, "/v1/models")
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "no_ingress"
 
 
 async def test_other_answers_stay_as_they_are(listen: Listen) -> None:
