@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.edge import Headers
 from router.explanation import explanation
 from router.generation import Delta, Generation
 from router.ingress import Ingress
@@ -82,46 +84,59 @@ class GenerationResponse(Response):
         """Answer; return early and quietly if the client disconnects."""
         wishes: HeaderWishes = scope["state"]["wishes"]
         self._is_explained = wishes.is_explained
-        self._http_id = scope.get("state", {}).get("request_id", "")
+        self._http_id = scope["state"]["request_id"]
         tenant: Tenant = scope["state"].get("tenant", ANYBODY)
-        ingress: Ingress = scope["app"].state.ingress
         if wishes.session:
             self.generation.join_session(wishes.session)
-        admission = self.admit(tenant, ingress)
-        ingress.ledger.begin(self.generation, self._http_id, tenant.name)
-        trace = None
-        if ingress.traces is not None:
-            trace = ingress.traces.begin(
-                self.generation,
-                request_id=self._http_id,
-                route=f"{scope['method']} {scope['path']}",
-                model=self.timer.model,
-                tenant=tenant.name,
-                headers=scope["headers"],
-            )
-        try:
+        route = f"{scope['method']} {scope['path']}"
+        with self.attended(scope["app"].state.ingress, tenant, self._http_id, route, scope["headers"]):
             if not self._is_stream:
                 await unless_disconnected(receive, self._whole(send))
                 return
             send_body = scope["state"].get("send_body")
             async with EventWriter(send, scope["app"].state.sleep, send_body) as writer:
                 await unless_disconnected(receive, self._stream(writer))
+
+    @contextmanager
+    def attended(
+        self, ingress: Ingress, tenant: Tenant, request_id: str, route: str, headers: Headers
+    ) -> Iterator[None]:
+        """Let the caller's request in, and tell ledger, trace, log and metrics of it, however it ends.
+
+        Raises:
+            Forbidden, RateLimited: its key does not reach so far; nothing ran.
+        """
+        generation = self.generation
+        admission = self._admit(tenant, ingress)
+        ingress.ledger.begin(generation, request_id, tenant.name)
+        trace = None
+        if ingress.traces is not None:
+            trace = ingress.traces.begin(
+                generation,
+                request_id=request_id,
+                route=route,
+                model=self.timer.model,
+                tenant=tenant.name,
+                headers=headers,
+            )
+        try:
+            yield
         except ShoalError as error:
-            self.generation.failure = str(error)
+            generation.failure = str(error)
+            raise
+        except Exception:
+            generation.failure = "internal error"
             raise
         finally:
-            admission.end(self.generation.num_output_tokens)
-            ingress.ledger.end(self.generation)
-            log_request(self._http_id, tenant.name, self.generation, self.timer)
+            generation.close()
+            self.timer.end(generation)
+            admission.end(generation.num_output_tokens)
+            ingress.ledger.end(generation)
+            log_request(request_id, tenant.name, generation, self.timer)
             if trace is not None:
                 trace.end()
 
-    def admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
-        """Let the caller's request in, as far as its key reaches; before anything runs.
-
-        Raises:
-            Forbidden, RateLimited: it does not. The request is over.
-        """
+    def _admit(self, tenant: Tenant, ingress: Ingress) -> Admission:
         generation = self.generation
         try:
             names = ingress.model(self.timer.model).config.served_names

@@ -24,7 +24,6 @@ from router.openai.schema import ChatBody
 from router.rpc.body import body_of, in_its_words
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
-from router.telemetry.request_log import log_request
 from router.tenancy.key_source import KeySource
 from router.tenancy.keys import ANYBODY, Tenant
 from workers.engine.errors import InvalidRequest, ShoalError, UserError
@@ -63,48 +62,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         assert isinstance(request, pb.GenerateRequest), "what is none was refused"
         try:
             response = await self._prepare(request)
-            session = header_wishes(call.headers).session
-            admission = response.admit(tenant, self._ingress)
+            generation = response.generation
+            if session := header_wishes(call.headers).session:
+                generation.join_session(session)
+            with response.attended(self._ingress, tenant, call.request_id, "gRPC Generate", call.headers):
+                await generation.start()
+                while not generation.is_finished:
+                    deltas = await generation.next()
+                    response.timer.on_tokens()
+                    for delta in deltas:
+                        if delta.text or delta.token_id is not None or delta.finish_reason is not None:
+                            yield _message(delta)
+                yield pb.GenerateResponse(usage=_usage(generation))
         except ShoalError as error:
-            await call.refuse(error, request)
-        generation, timer = response.generation, response.timer
-        if session:
-            generation.join_session(session)
-        self._ingress.ledger.begin(generation, call.request_id, tenant.name)
-        trace = None
-        if self._ingress.traces is not None:
-            trace = self._ingress.traces.begin(
-                generation,
-                request_id=call.request_id,
-                route="gRPC Generate",
-                model=timer.model,
-                tenant=tenant.name,
-                headers=call.headers,
-            )
-        try:
-            await generation.start()
-            while not generation.is_finished:
-                deltas = await generation.next()
-                timer.on_tokens()
-                for delta in deltas:
-                    if delta.text or delta.token_id is not None or delta.finish_reason is not None:
-                        yield _message(delta)
-            yield pb.GenerateResponse(usage=_usage(generation))
-        except ShoalError as error:
-            generation.failure = str(error)
             await call.refuse(error, request)
         except Exception:
-            generation.failure = "internal error"
             log.exception("%s: gRPC Generate failed", call.request_id)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-        finally:  # also where the caller has gone: gRPC cancels this coroutine
-            generation.close()
-            timer.end(generation)
-            admission.end(generation.num_output_tokens)
-            self._ingress.ledger.end(generation)
-            log_request(call.request_id, tenant.name, generation, timer)
-            if trace is not None:
-                trace.end()
 
     async def _prepare(self, request: pb.GenerateRequest) -> GenerationResponse:
         """Check and tokenize.
