@@ -70,10 +70,10 @@ async def wait_for_silence(
             future.cancel()
 
 
-async def wait_until_stopped(pid: int, timeout_s: float) -> None:
-    """Return once a process of this host has been stopped for half of ``timeout_s``, counted as above."""
+async def wait_until_stopped(pid: int, stopped_s: float) -> None:
+    """Return once a process of this host has been stopped for ``stopped_s`` without a break, counted as above."""
     stopped_ticks = 0
-    while stopped_ticks * _TICK_S <= timeout_s / 2:
+    while stopped_ticks * _TICK_S <= stopped_s:
         await asyncio.sleep(_TICK_S)
         stopped_ticks = stopped_ticks + 1 if process_state(pid) == ProcessState.STOPPED else 0
 

@@ -85,7 +85,7 @@ async def test_a_process_that_has_ended_is_found_whatever_its_last_answer() -> N
 async def test_a_stop_counts_from_its_beginning_and_a_short_one_not_at_all() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # noqa: ASYNC220 - milliseconds
     try:
-        waiting = asyncio.ensure_future(wait_until_stopped(process.pid, 2.0))
+        waiting = asyncio.ensure_future(wait_until_stopped(process.pid, 1.0))
         for _ in range(2):
             process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.5)
