@@ -87,7 +87,7 @@ def test_a_second_signal_in_the_middle_of_that_leaves_nothing_either(
         os.killpg(cluster.process.pid, signal.SIGINT)
         time.sleep(0.05)  # the pace of an impatient user, not a wait for anything
 
-    assert cluster.stop() == 130
+    assert cluster.stop() == 130, "".join(cluster.log)
     psutil.wait_procs(runtime.processes(), timeout=10)
     assert runtime.processes() == []
     assert not runtime.folder.exists()
