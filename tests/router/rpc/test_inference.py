@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.config import Limits, Timeouts
+from router.config import Limits, RpcConfig, Timeouts
+from router.rpc.server import start_rpc_server
 from router.scripted_replica import ScriptedReplica
 from router.telemetry.traces import Traces
 from router.tenancy.keys import ring_of_keys
@@ -205,6 +207,41 @@ async def test_a_cancelled_call_cancels_its_request(generated: Any, connect: Any
 
     await edge.replica.until(lambda: bool(edge.replica.cancelled_ids))
     await edge.until(lambda: edge.replica_set.num_placed == 0)
+
+
+async def test_with_a_certificate_the_port_speaks_tls_alone(
+    generated: Any, make_edge: Any, tmp_path: Path
+) -> None:
+    messages, _ = generated
+    key, certificate = tmp_path / "own.key", tmp_path / "own.crt"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    subject = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, [*command, *subject, *files], check=True, capture_output=True)
+    edge = await make_edge(ScriptedReplica())
+    server, port = await start_rpc_server(
+        RpcConfig("127.0.0.1", 0, key, certificate), edge.ingress, edge.app.state.metrics, edge.app.state.keys
+    )
+    trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted) as channel:
+        assert [one async for one in generate(channel, messages, prompt="a", max_tokens=1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in generate(channel, messages, prompt="a"):
+                pass
+    await server.stop(None)
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_health_and_reflection_are_the_standard_ones(connect: Any) -> None:
