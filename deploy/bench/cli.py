@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from deploy.bench.chaos_command import chaos
 from deploy.bench.fairness_command import fairness
@@ -19,6 +18,7 @@ from deploy.bench.scale_step_command import scale_step
 from deploy.bench.soak_command import soak
 from deploy.bench.structured_command import structured
 from deploy.console import console
+from deploy.tables import print_table
 from workers.engine.errors import InvalidRequest
 
 app = typer.Typer(
@@ -263,10 +263,8 @@ def kernels(
     ceilings = measure_ceilings()
     result: dict[str, Any] = {"bench": "kernels", "environment": environment(), "ceilings": asdict(ceilings)}
     result["kernels"] = [asdict(one) for one in measure_kernels(config, ceilings)]
-    table = Table("kernel", "size", "us", "floor us", "share", title=str(result["ceilings"]))
-    for row in result["kernels"]:
-        table.add_row(*(str(value) for value in row.values()))
-    console.print(table)
+    rows = [[str(value) for value in row.values()] for row in result["kernels"]]
+    print_table(console, ["kernel", "size", "us", "floor us", "share"], rows, str(result["ceilings"]))
     write_result(json_path, result)
     if plot_path is not None:
         write_shares(plot_path, f"{torch.cuda.get_device_name()}: {result['ceilings']}", result["kernels"])
