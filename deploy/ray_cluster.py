@@ -166,8 +166,13 @@ def _clear(runtime: Runtime) -> None:
 def _leave_ray() -> None:
     """Disconnect this process, if it is; also where the import of Ray was interrupted."""
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
+    if ray is None:
+        return
+    try:
+        if ray.is_initialized():
+            ray.shutdown()
+    except Exception as error:  # noqa: BLE001 - half started, or half gone: its processes are ended in any case
+        _log.debug("Ray did not shut down: %s", error)
 
 
 def _start(

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
+
+_PATIENCE_S = 10.0
+"""For what a start has begun to be cleared away before another signal may disturb that."""
 
 
 class Interrupted(BaseException):
@@ -25,12 +29,17 @@ def became_of_a_signal(error: BaseException | None) -> bool:
 
 
 class StopSignals:
-    """What this process does when it is told to stop. For the main thread."""
+    """What this process does when it is told to stop. For the main thread.
+
+    Until ``wait``, those that come within seconds after one that has been raised are not heard: it is being obeyed.
+    """
 
     def __init__(self) -> None:
-        """Raise ``Interrupted`` at each signal from now on."""
+        """Raise ``Interrupted`` at signals from now on."""
         self.number: int | None = None
-        """The last signal that came; None: none has."""
+        """The last signal that was raised; None: none has been."""
+        self._patience_s = _PATIENCE_S
+        self._deaf_until_s = 0.0
         self._handle(self._on_signal)
 
     @property
@@ -39,7 +48,8 @@ class StopSignals:
         return 0 if self.number is None else 128 + self.number
 
     def wait(self) -> None:
-        """Return at a signal, also one that came before."""
+        """Return at a signal, also one that came before. From here on each is heard."""
+        self._patience_s = self._deaf_until_s = 0.0
         try:
             if self.number is None:
                 threading.Event().wait()
@@ -51,6 +61,10 @@ class StopSignals:
         self._handle(signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s < self._deaf_until_s:
+            return
+        self._deaf_until_s = now_s + self._patience_s
         self.number = number
         raise Interrupted
 
