@@ -58,7 +58,7 @@ def test_a_host_that_is_not_here_is_told() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-@pytest.mark.parametrize("field", ["port", "grpc_port", "metrics_port"])
+@pytest.mark.parametrize("field", ["port", "metrics_port"])
 def test_two_clusters_that_start_at_once_cannot_both_have_a_port(field: str) -> None:
     port, own, other = find_free_ports("127.0.0.1", 3, 24000)
     claims = claim_ports(make_settings(**{"port": own, field: port}))
