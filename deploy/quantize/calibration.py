@@ -1,10 +1,10 @@
-"""What a model's linear layers see on a text: products and magnitudes of their inputs, some layers at a time."""
+"""The calibration text on its way through a model, layer by layer: what each layer's projections see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class InputStatistics:
-    """Sums over calibration tokens of one layer's inputs."""
+    """Sums over calibration tokens of one projection's inputs."""
 
     gram: Tensor
     """[in, in]: sums of products of three quarters of each text, to fit to."""
@@ -21,6 +21,11 @@ class InputStatistics:
     magnitudes: Tensor
     """[in]: sums of absolute values, divided by ``count`` when read."""
     count: int = 0
+
+    @classmethod
+    def empty(cls, width: int) -> InputStatistics:
+        """Of no token."""
+        return cls(torch.zeros(width, width), torch.zeros(width, width), torch.zeros(width))
 
     def add(self, inputs: Tensor) -> None:
         """Take in [..., in] inputs of consecutive tokens."""
@@ -32,36 +37,60 @@ class InputStatistics:
         self.count += rows.shape[0]
 
 
-@contextmanager
-def _recording(layers: dict[str, nn.Linear]) -> Iterator[dict[str, InputStatistics]]:
-    found: dict[str, InputStatistics] = {}
-    hooks = []
+class _Reached(Exception):
+    """The first layer was called; what comes after is not needed."""
 
-    def recorder(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            width = args[0].shape[-1]
-            if name not in found:
-                found[name] = InputStatistics(
-                    torch.zeros(width, width), torch.zeros(width, width), torch.zeros(width)
-                )
-            found[name].add(args[0])
 
-        return record
+class CalibrationFlow:
+    """What enters the layer that comes next. A layer that was changed passes on what it computes since."""
 
-    for name, layer in layers.items():
-        hooks.append(layer.register_forward_pre_hook(recorder(name)))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
+    def __init__(self, model: nn.Module, first_layer: nn.Module, batches: Sequence[Tensor]) -> None:
+        """Run ``batches`` of token ids [1, length] as far as ``first_layer``."""
+        self._hidden: list[Tensor] = []
+        self._arguments: list[dict[str, Any]] = []
+
+        def catch(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+            self._hidden.append(args[0].clone())
+            self._arguments.append(kwargs)
+            raise _Reached
+
+        hook = first_layer.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                for batch in batches:
+                    try:
+                        model(batch, use_cache=False)
+                    except _Reached:
+                        continue
+        finally:
             hook.remove()
 
+    def record(self, layer: nn.Module, names: Sequence[str]) -> dict[str, InputStatistics]:
+        """What the projections ``names`` of ``layer``, which comes next, are given."""
+        found: dict[str, InputStatistics] = {}
 
-def record_inputs(
-    model: nn.Module, layers: dict[str, nn.Linear], batches: list[Tensor]
-) -> dict[str, InputStatistics]:
-    """Run ``batches`` of token ids [1, length] through ``model`` and return what each of ``layers`` saw."""
-    with _recording(layers) as found, torch.inference_mode():
-        for batch in batches:
-            model(batch, use_cache=False)
-    return found
+        def recorder(name: str) -> Callable[..., None]:
+            def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+                found.setdefault(name, InputStatistics.empty(args[0].shape[-1])).add(args[0])
+
+            return record
+
+        hooks = [layer.get_submodule(name).register_forward_pre_hook(recorder(name)) for name in names]
+        try:
+            self._run(layer)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def pass_through(self, layer: nn.Module) -> None:
+        """Go on to the layer after ``layer``."""
+        self._hidden = self._run(layer)
+
+    @torch.no_grad()
+    def _run(self, layer: nn.Module) -> list[Tensor]:
+        outputs = []
+        for hidden, arguments in zip(self._hidden, self._arguments, strict=True):
+            output = layer(hidden, **arguments)
+            outputs.append(output[0] if isinstance(output, tuple) else output)
+        return outputs

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deploy.quantize.grids import GROUP
 from deploy.quantize.layouts import METHODS
 from workers.checkpoint.model_config import ModelConfig, read_model_config
 from workers.checkpoint.source import ModelFiles
@@ -20,6 +21,11 @@ CHUNK_TOKENS = 512
 """Of calibration text that are computed together; a text must have as many."""
 _WIDTH_MULTIPLE = 32
 """Of rows and columns: the layouts pack eight codes a word, and smaller groups would cost more than they save."""
+GROUPS = (32, 64, 128)
+"""Columns that may share a step."""
+_SMALL_WIDTH = 2048
+"""Below, models lose several times as much, and memory is no matter."""
+_SMALL_GROUP = 32
 _GIB = 1 << 30
 
 
@@ -45,7 +51,13 @@ def check_output(output: Path) -> None:
         raise InvalidRequest(f"--output {output} exists and is not empty: name another folder", "output")
 
 
-def check_model(files: ModelFiles, method: str) -> ModelConfig:
+def default_group(model: ModelConfig) -> int:
+    """Columns that share a step: 128 as other tools have it, fewer where widths ask for it or the model is small."""
+    most = GROUP if model.hidden_size >= _SMALL_WIDTH else _SMALL_GROUP
+    return math.gcd(most, *model.input_widths.values())
+
+
+def check_model(files: ModelFiles, method: str, group_size: int | None = None) -> ModelConfig:
     """Return the model's config if ``method`` can quantize the model on this machine.
 
     Raises:
@@ -64,7 +76,7 @@ def check_model(files: ModelFiles, method: str) -> ModelConfig:
     if model.quantization is not None:
         raise InvalidRequest(f"{files.path} is quantized already ({model.quantization.format})", "model")
     if method != "fp8":
-        _check_widths(files, model)
+        _check_widths(files, model, group_size or _WIDTH_MULTIPLE)
     stored = stored_tensors(files.path)
     check_shapes(model, stored, files.path)
     _check_memory(files, stored)
@@ -77,7 +89,7 @@ def check_calibration(method: str, token_ids: Sequence[int], vocab_size: int) ->
     Raises:
         InvalidRequest: they are too few, or of another model.
     """
-    if method == "fp8":
+    if method == "fp8" and not token_ids:
         return
     if len(token_ids) < CHUNK_TOKENS:
         has = f", this one has {len(token_ids)}" if token_ids else "; --method fp8 needs none"
@@ -94,7 +106,18 @@ def check_calibration(method: str, token_ids: Sequence[int], vocab_size: int) ->
         )
 
 
-def _check_widths(files: ModelFiles, model: ModelConfig) -> None:
+def _check_widths(files: ModelFiles, model: ModelConfig, group: int) -> None:
+    if group not in GROUPS:
+        raise InvalidRequest(
+            f"--group-size is {group}, it must be one of {', '.join(map(str, GROUPS))}", "group_size"
+        )
+    for key, width in model.input_widths.items():
+        if group > _WIDTH_MULTIPLE and width % group:
+            raise InvalidRequest(
+                f"{files.path} has {key} = {width}, which groups of {group} do not divide: take --group-size "
+                f"{math.gcd(group, width)}",
+                "group_size",
+            )
     widths = model.input_widths | {"num_key_value_heads * head_dim": model.num_kv_heads * model.head_dim}
     for key, width in widths.items():
         if width % _WIDTH_MULTIPLE:

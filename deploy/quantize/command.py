@@ -17,7 +17,14 @@ def quantize(
     method: Annotated[str, typer.Option(help="fp8, awq or gptq.")],
     output: Annotated[Path, typer.Option(help="Folder to write.")],
     calibration: Annotated[
-        Path | None, typer.Option(help="A text like those that will be served; awq and gptq need it.")
+        Path | None,
+        typer.Option(
+            help="A text like those that will be served; awq and gptq need it, fp8 is better with it."
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Columns that share a step of 4 bits: 32, 64 or 128. (default: by size)"),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=512, help="Most calibration tokens.")] = 16384,
 ) -> None:
@@ -35,7 +42,7 @@ def quantize(
     token_ids = [] if calibration is None else _token_ids(files, calibration)[:max_tokens]
     with Progress(console=console) as bar:
         task = bar.add_task(f"{files.name} to {method}", total=1.0)
-        job = Job(files, output, method, token_ids)
+        job = Job(files, output, method, token_ids, group_size)
         quantize_folder(job, lambda share: bar.update(task, completed=share))
     console.print(f"Wrote {output}; serve it with: shoal serve {output}")
 

@@ -12,15 +12,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from deploy.quantize.calibration import InputStatistics, record_inputs
-from deploy.quantize.check import CHUNK_TOKENS, check_calibration, check_method, check_model, check_output
+from deploy.quantize.calibration import CalibrationFlow, InputStatistics
+from deploy.quantize.check import (
+    CHUNK_TOKENS,
+    check_calibration,
+    check_method,
+    check_model,
+    check_output,
+    default_group,
+)
+from deploy.quantize.grids import CodeGrid, Float8Grid
 from deploy.quantize.layouts import awq_tensors, fp8_tensors, gptq_tensors, quantization_config
-from deploy.quantize.rounding import best_awq_scale, group_of, round_gptq
-from kernels.codes import quantize_to_codes
+from deploy.quantize.rounding import best_awq_scale, round_with_feedback
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
 
-_STATISTICS_BYTES = 1 << 30
 _LINEARS = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -41,7 +47,9 @@ class Job:
     target: Path
     method: str
     token_ids: list[int]
-    """Of the calibration text; empty for "fp8", which needs none."""
+    """Of the calibration text; may be empty for "fp8", which then rounds to nearest."""
+    group_size: int | None = None
+    """Columns that share a step of 4 bits; None: ``default_group``."""
 
 
 def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -54,7 +62,7 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
 
     check_method(job.method)
     check_output(job.target)
-    shape = check_model(job.source, job.method)
+    shape = check_model(job.source, job.method, job.group_size)
     check_calibration(job.method, job.token_ids, shape.vocab_size)
     config = json.loads((job.source.path / "config.json").read_text(encoding="utf-8"))
     try:
@@ -66,69 +74,95 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
         torch.tensor([job.token_ids[start : start + CHUNK_TOKENS]])
         for start in range(0, len(job.token_ids), CHUNK_TOKENS)
     ]
-    tensors: dict[str, Tensor] = {}
     layers = list(model.model.layers)
-    widths = [layers[0].get_submodule(names[0]).weight.shape[1] for names in _LINEARS]
-    group = min(group_of(width) for width in widths)
-    # What a pass records must fit beside the model.
-    num_at_once = max(1, _STATISTICS_BYTES // sum(2 * 4 * width * width for width in widths))
-    seen: dict[str, InputStatistics] = {}
+    group = job.group_size or default_group(shape)
+    flow = CalibrationFlow(model, layers[0], chunks) if chunks else None
+    tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
-        if job.method != "fp8" and index % num_at_once == 0:
-            chosen = range(index, min(index + num_at_once, len(layers)))
-            inputs = {
-                f"{i}.{names[0]}": layers[i].get_submodule(names[0]) for i in chosen for names in _LINEARS
-            }
-            seen = record_inputs(model, inputs, chunks)
-        for names, before in zip(_LINEARS, _BEFORE, strict=True):
-            linears = [layer.get_submodule(name) for name in names]
-            statistics = seen.get(f"{index}.{names[0]}")
-            if job.method == "awq" and statistics is not None:
-                _fold_scale(layer.get_submodule(before), [linear.weight for linear in linears], statistics)
-        for names in _LINEARS:
-            for name in names:
-                linear, prefix = layer.get_submodule(name), f"model.layers.{index}.{name}."
-                statistics = seen.get(f"{index}.{names[0]}")
-                encoded = _encode(job.method, linear.weight.detach(), statistics, group)
-                tensors |= {prefix + part: tensor for part, tensor in encoded.items()}
-                if linear.bias is not None:
-                    tensors[prefix + "bias"] = linear.bias.detach()
+        seen = flow.record(layer, [names[0] for names in _LINEARS]) if flow is not None else {}
+        encoded = _round_layer(layer, job.method, group, seen)
+        tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in encoded.items()}
+        if flow is not None:
+            flow.pass_through(layer)
         progress((index + 1) / len(layers))
     _write(job, config, model, tensors, group)
 
 
-def _fold_scale(before: nn.Module, weights: list[Tensor], seen: InputStatistics) -> None:
-    """Scale columns up and what writes them down, where the two have equal widths."""
+@torch.no_grad()
+def _round_layer(
+    layer: nn.Module, method: str, group: int, seen: dict[str, InputStatistics]
+) -> dict[str, Tensor]:
+    """Round the projections of ``layer`` in place; return what is stored of them, by name."""
+    if method == "awq":
+        for names, before in zip(_LINEARS, _BEFORE, strict=True):
+            _fold_scale(layer, names, layer.get_submodule(before), group, seen[names[0]])
+    stored: dict[str, Tensor] = {}
+    for names in _LINEARS:
+        linears = _linears(layer, names)
+        weight = torch.cat([linear.weight for linear in linears])
+        rounded, encode = _rounded(method, weight, group, seen.get(names[0]))
+        start = 0
+        for name, linear in zip(names, linears, strict=True):
+            rows = range(start, start + linear.out_features)
+            start = rows.stop
+            linear.weight.copy_(rounded[rows.start : rows.stop])
+            stored |= {f"{name}.{part}": tensor for part, tensor in encode(rows).items()}
+            if linear.bias is not None:
+                stored[f"{name}.bias"] = linear.bias.clone()
+    return stored
+
+
+def _linears(layer: nn.Module, names: tuple[str, ...]) -> list[nn.Linear]:
+    found = [layer.get_submodule(name) for name in names]
+    assert all(isinstance(one, nn.Linear) for one in found), "the families' projections are linear layers"
+    return found  # type: ignore[return-value]
+
+
+_Encode = Callable[[range], dict[str, Tensor]]
+"""From some rows of a rounded weight to the tensors of their layer."""
+
+
+def _rounded(method: str, weight: Tensor, group: int, seen: InputStatistics | None) -> tuple[Tensor, _Encode]:
+    """The weight as it will be read, and how its rows are stored."""
+    if method == "fp8":
+        float8 = Float8Grid(weight)
+        rounded = (
+            float8.rounded(weight)
+            if seen is None
+            else round_with_feedback(weight, float8, seen.gram, seen.held_out)
+        )
+        return rounded, lambda rows: fp8_tensors(
+            float8.scales[rows.start : rows.stop], rounded[rows.start : rows.stop]
+        )
+    assert seen is not None, "4 bits are calibrated"
+    importance = (seen.gram + seen.held_out).diagonal()
+    grid = CodeGrid(weight, group, importance, least_zero=int(method == "gptq"))
+    if method == "awq":
+        rounded = grid.rounded(weight)
+        return rounded, lambda rows: awq_tensors(grid.codes(rounded).take_rows(rows))
+    rounded = round_with_feedback(weight, grid, seen.gram, seen.held_out)
+    return rounded, lambda rows: gptq_tensors(grid.codes(rounded).take_rows(rows))
+
+
+def _fold_scale(
+    layer: nn.Module, names: tuple[str, ...], before: nn.Module, group: int, seen: InputStatistics
+) -> None:
+    """Scale columns up and what writes them down, where the two have equal widths; statistics follow."""
+    linears = _linears(layer, names)
     writer = before.weight
     assert isinstance(writer, Tensor), "norms and projections have weights"
-    if writer.shape[0] != weights[0].shape[1]:
+    if writer.shape[0] != linears[0].in_features:
         return  # with grouped queries one row of v feeds several columns of the output projection
-    with torch.no_grad():
-        _divide(
-            writer,
-            before,
-            weights,
-            best_awq_scale(weights, seen.magnitudes / seen.count, seen.gram + seen.held_out),
-        )
-
-
-def _divide(writer: Tensor, before: nn.Module, weights: list[Tensor], scale: Tensor) -> None:
-    for weight in weights:
-        weight.mul_(scale)
+    weight = torch.cat([linear.weight for linear in linears])
+    scale = best_awq_scale(weight, group, seen.magnitudes / seen.count, seen.gram + seen.held_out)
+    for linear in linears:
+        linear.weight.mul_(scale)
     writer.div_(scale if writer.dim() == 1 else scale[:, None])
     bias = getattr(before, "bias", None)
     if isinstance(bias, Tensor):
         bias.div_(scale)
-
-
-def _encode(method: str, weight: Tensor, seen: InputStatistics | None, group: int) -> dict[str, Tensor]:
-    if method == "fp8":
-        return fp8_tensors(weight)
-    if method == "awq":
-        codes = quantize_to_codes(weight, 4, group)
-        return awq_tensors(codes)
-    assert seen is not None, "GPTQ is calibrated"
-    return gptq_tensors(round_gptq(weight, seen.gram, seen.held_out).regroup(group))
+    for sums in (seen.gram, seen.held_out):
+        sums.div_(scale).div_(scale[:, None])
 
 
 def _write(

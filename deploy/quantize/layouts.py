@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
-from kernels.scaled_rows import FLOAT8, quantize_rows_ref
+from kernels.scaled_rows import FLOAT8
 from workers.model.quantized.bit_packing import pack_bits
 
 METHODS = ("fp8", "awq", "gptq")
@@ -39,10 +39,12 @@ def gptq_tensors(codes: Codes) -> dict[str, Tensor]:
     }
 
 
-def fp8_tensors(weight: Tensor) -> dict[str, Tensor]:
-    """A weight as compressed-tensors' float-quantized layout, one scale a row."""
-    values, scales = quantize_rows_ref(weight, FLOAT8)
-    return {"weight": values, "weight_scale": scales[:, None].contiguous()}
+def fp8_tensors(scales: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """A weight of FP8 numbers times ``scales`` [out] as compressed-tensors' float-quantized layout."""
+    return {
+        "weight": (weight / scales[:, None]).to(FLOAT8),
+        "weight_scale": scales[:, None].contiguous(),
+    }
 
 
 def quantization_config(method: str, group: int) -> dict[str, object]:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deploy.quantize.folder import Job, quantize_folder
-from deploy.quantize.rounding import best_awq_scale, output_error, round_gptq
+from deploy.quantize.grids import CodeGrid, Float8Grid
+from deploy.quantize.rounding import best_awq_scale, output_error, round_with_feedback
 from kernels.codes import dequantize_ref, quantize_to_codes
 from router.text.tokenizer import Tokenizer
 from workers.checkpoint.model_config import read_model_config
@@ -93,46 +94,84 @@ def test_awq_changes_no_output_before_rounding(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_proj.weight" not in after
 
 
-def test_error_feedback_and_scales_beat_plain_rounding() -> None:
+def correlated(num_tokens: int) -> torch.Tensor:
+    """Inputs that have directions in common, of very different sizes."""
     torch.manual_seed(0)
-    inputs = torch.randn(512, 128) @ torch.randn(128, 128) * (torch.rand(128) * 4) ** 2
-    weight, gram = torch.randn(64, 128), inputs.t() @ inputs
-    held_out = inputs[384:].t() @ inputs[384:]
-
-    def loss(rounded: torch.Tensor) -> float:
-        return float(((inputs @ (rounded - weight).t()) ** 2).sum())
-
-    plain = loss(dequantize_ref(quantize_to_codes(weight, 4, 128)))
-    scale = best_awq_scale([weight], inputs.abs().mean(0), gram)
-    scaled = loss(dequantize_ref(quantize_to_codes(weight * scale, 4, 128)) / scale)
-
-    assert loss(dequantize_ref(round_gptq(weight, gram - held_out, held_out))) < 0.7 * plain
-    assert scaled < plain
+    return torch.randn(num_tokens, 128) @ torch.randn(128, 128) * (torch.rand(128) * 4) ** 2
 
 
-def test_gptq_of_few_tokens_costs_other_texts_no_more_than_plain_rounding() -> None:
+@pytest.mark.parametrize("kind", ["codes", "fp8"])
+def test_error_feedback_beats_plain_rounding(kind: str) -> None:
+    inputs, weight = correlated(512), torch.randn(64, 128)
+    gram, held_out = inputs[:384].t() @ inputs[:384], inputs[384:].t() @ inputs[384:]
+    grid = CodeGrid(weight, 128) if kind == "codes" else Float8Grid(weight)
+
+    rounded = round_with_feedback(weight, grid, gram, held_out)
+
+    assert output_error(rounded, weight, held_out) < 0.7 * output_error(
+        grid.rounded(weight), weight, held_out
+    )
+    assert torch.equal(grid.rounded(rounded), rounded)  # all of it is on the grid
+
+
+def test_scaled_inputs_beat_plain_rounding() -> None:
+    inputs, weight = correlated(512), torch.randn(64, 128)
+    gram = inputs.t() @ inputs
+
+    scale = best_awq_scale(weight, 128, inputs.abs().mean(0), gram)
+
+    plain = CodeGrid(weight, 128, least_zero=0).rounded(weight)
+    scaled = CodeGrid(weight * scale, 128, gram.diagonal() / scale**2, least_zero=0).rounded(weight * scale)
+    assert output_error(scaled / scale, weight, gram) < output_error(plain, weight, gram)
+
+
+def test_ends_are_cut_off_where_the_rest_gains_more() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 128)
+    weight[:, 5] *= 1.5
+
+    alike, favoured = torch.ones(128), torch.ones(128)
+    favoured[5] = 1000.0
+
+    plain = (dequantize_ref(quantize_to_codes(weight, 4, 32)) - weight) ** 2
+    clipped, kept = ((CodeGrid(weight, 32, one).rounded(weight) - weight) ** 2 for one in (alike, favoured))
+
+    assert clipped.sum() < plain.sum()
+    assert kept[:, 5].sum() < 0.5 * clipped[:, 5].sum()
+
+
+def test_feedback_from_few_tokens_costs_other_texts_no_more_than_plain_rounding() -> None:
     torch.manual_seed(0)
     # Inputs that have nothing in common but chance: all that columns could learn of each other is noise.
     fitted, held_out, other = torch.randn(160, 128), torch.randn(80, 128), torch.randn(4096, 128)
     weight = torch.randn(64, 128)
+    grid = CodeGrid(weight, 128)
 
-    codes = round_gptq(weight, fitted.t() @ fitted, held_out.t() @ held_out)
+    rounded = round_with_feedback(weight, grid, fitted.t() @ fitted, held_out.t() @ held_out)
 
-    plain = quantize_to_codes(weight, 4, 128)
     gram = other.t() @ other
-    assert output_error(codes, weight, gram) < 1.02 * output_error(plain, weight, gram)
+    assert output_error(rounded, weight, gram) < 1.02 * output_error(grid.rounded(weight), weight, gram)
 
 
 def test_gptq_keeps_rows_without_a_negative_weight() -> None:
     torch.manual_seed(0)
-    weight, inputs = torch.rand(16, 64) + 0.1, torch.randn(512, 64)
-    gram = inputs.t() @ inputs
+    weight = torch.rand(16, 64) + 0.1
 
-    codes = round_gptq(weight, gram, gram)
+    grid = CodeGrid(weight, 64)
 
-    assert codes.zeros is not None
-    assert (codes.zeros >= 1).all()  # stored less one: 0 would be read as 16
-    assert (dequantize_ref(codes) - weight).abs().max() < 0.2
+    assert (grid.zeros >= 1).all()  # stored less one: 0 would be read as 16
+    assert (grid.rounded(weight) - weight).abs().max() < 0.2
+    assert torch.equal(dequantize_ref(grid.codes(weight)), grid.rounded(weight))
+
+
+@pytest.mark.parametrize(
+    ("group", "says"), [(48, "it must be one of 32, 64, 128"), (128, "take --group-size 64")]
+)
+def test_groups_that_do_not_go_are_said(tmp_path: Path, group: int, says: str) -> None:
+    source = write_folder(tmp_path / "full")
+
+    with pytest.raises(InvalidRequest, match=says):
+        quantize_folder(Job(ModelFiles(source, "full"), tmp_path / "out", "awq", [1] * 600, group))
 
 
 def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.kv_cache import Prefix, SwapOut
 from workers.engine.request_state import RequestState
+
+_OTHERS_WAIT = 3.0
+"""Seconds that a request's own copies may take for each second that all would compute for it. Over 50 cases in virtual
+time (``deploy.bench.virtual_pressure``) 1 gets 98.6 % of the better of the two ways, 2 99.6 and 3 99.9."""
 
 
 def choose_victim(
@@ -42,10 +47,11 @@ def choose_victim(
 def prefers_swap(
     victim: RequestState, swap: SwapOut, num_copies_ahead: int, cost: CostModel, config: EngineConfig
 ) -> bool:
-    """True if moving the victim's blocks to the host or back takes less time than computing them again.
+    """True if moving the victim's blocks to the host and back costs less than computing them again.
 
-    The two ways are separate links that work beside the steps, while what is computed again takes time of all: what
-    counts is the way that has more to do, which is back, since what the host has already need not go out.
+    The two ways are separate links that work beside the steps: the victim alone waits for its copies, while all wait
+    for what is computed again. What counts is the way that has more to do, which is back, since what the host has
+    already need not go out; copies that are queued before it count in full, since others wait for those.
 
     Args:
         victim: a request about to be preempted.
@@ -56,8 +62,8 @@ def prefers_swap(
     """
     if config.preemption_mode != "auto":
         return config.preemption_mode == "swap"
-    num_copies = num_copies_ahead + len(swap.found)
-    return cost.copy_s(num_copies) < cost.prefill_s(victim.num_computed)
+    num_own = math.ceil(len(swap.found) / _OTHERS_WAIT)
+    return cost.copy_s(num_copies_ahead + num_own) < cost.prefill_s(victim.num_computed)
 
 
 def worth_loading(
