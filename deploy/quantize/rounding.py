@@ -54,25 +54,27 @@ def output_error(rounded: Tensor, weight: Tensor, gram: Tensor) -> float:
 def _round_by_columns(weight: Tensor, grid: Grid, gram: Tensor) -> Tensor:
     width = weight.shape[1]
     order = torch.argsort(gram.diagonal(), descending=True, stable=True)
-    rest, hessian = weight.float()[:, order], gram.double()[order][:, order]
+    # Columns lie as rows here: each step reads a few of them.
+    rest = weight.float()[:, order].t().contiguous()
+    hessian = gram.double()[order][:, order]
     dead = hessian.diagonal() == 0
     hessian.diagonal()[dead] = 1.0
-    rest[:, dead] = 0.0
+    rest[dead] = 0.0
     hessian.diagonal().add_(_DAMPING * hessian.diagonal().mean())
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     feedback = torch.linalg.cholesky(inverse, upper=True).float()
     rounded, columns = torch.empty_like(rest), order.tolist()
     for start in range(0, width, _BLOCK):
         end = min(start + _BLOCK, width)
-        errors = torch.zeros(rest.shape[0], end - start)
+        errors = torch.zeros(end - start, rest.shape[1])
         for place in range(start, end):
-            values = grid.round(rest[:, place], columns[place])
-            rounded[:, place] = values
-            error = (rest[:, place] - values) / feedback[place, place]
-            rest[:, place:end] -= error[:, None] * feedback[place, place:end]
-            errors[:, place - start] = error
-        rest[:, end:] -= errors @ feedback[start:end, end:]
-    return rounded[:, torch.argsort(order)]
+            values = grid.round(rest[place], columns[place])
+            rounded[place] = values
+            error = (rest[place] - values) / feedback[place, place]
+            rest[place:end] -= feedback[place, place:end, None] * error
+            errors[place - start] = error
+        rest[end:] -= feedback[start:end, end:].t() @ errors
+    return rounded[torch.argsort(order)].t().contiguous()
 
 
 def best_awq_scale(weight: Tensor, group: int, magnitudes: Tensor, gram: Tensor) -> Tensor:
