@@ -101,7 +101,7 @@ class ServedModel:
         """Tokenize a conversation by the model's template."""
         num_chars = sum(len(str(message.get("content", ""))) for message in messages)
         if self.tokenizer.chat_template is not None and terms.keep_last is None:
-            self._check_length(num_chars, "messages")
+            self._check_length(num_chars, terms, "messages")
         num_chars += sum(len(str(shown)) for shown in (*options.tools, options.kwargs))
         if num_chars < LONG_PROMPT_CHARS:
             return self._checked(Prompt(self.tokenizer.encode_chat(messages, options), terms), "messages")
@@ -118,7 +118,7 @@ class ServedModel:
     ) -> Prompt:
         """Tokenize a prompt that is text and that errors call ``param``."""
         if terms.keep_last is None:
-            self._check_length(len(text), param)
+            self._check_length(len(text), terms, param)
         if len(text) < LONG_PROMPT_CHARS:
             return self._checked(self._tokenize_text(text, terms, add_special_tokens), param)
         prompt = await asyncio.to_thread(self._tokenize_text, text, terms, add_special_tokens)
@@ -155,24 +155,22 @@ class ServedModel:
                 prompt.hashes(shape)
         return prompt
 
-    def _check_length(self, num_chars: int, param: str) -> None:
+    def _check_length(self, num_chars: int, terms: PromptTerms, param: str) -> None:
         """Refuse, without tokenizing, megabytes that cannot fit."""
         least = self.tokenizer.least_num_tokens(num_chars)
-        if least >= self.max_model_len:
-            raise PromptTooLong(
-                f"prompt has {num_chars} characters, which are at least {least} tokens, this model takes "
-                f"{self.max_model_len} with its output: shorten the prompt",
-                param,
-            )
+        self._check_fits(least, terms, f"{num_chars} characters, which are at least {least} tokens", param)
 
     def _checked(self, prompt: Prompt, param: str) -> Prompt:
-        if len(prompt) >= self.max_model_len:
-            raise PromptTooLong(
-                f"prompt has {len(prompt)} tokens, this model takes {self.max_model_len} "
-                "with its output: shorten the prompt",
-                param,
-            )
+        self._check_fits(len(prompt), prompt.terms, f"{len(prompt)} tokens", param)
         return prompt
+
+    def _check_fits(self, num_tokens: int, terms: PromptTerms, told: str, param: str) -> None:
+        most = self.max_model_len
+        if num_tokens + terms.has_output > most:
+            answer = " with its output" if terms.has_output else ""
+            raise PromptTooLong(
+                f"prompt has {told}, this model takes {most}{answer}: shorten the prompt", param
+            )
 
 
 def _no_wake(group: str) -> None:

@@ -37,6 +37,8 @@ class PromptTerms:
     """Lower is served first, under the priority policy."""
     tenant: str = ""
     """Who shares with whom, under the fair policy."""
+    has_output: bool = True
+    """False: only a vector is wanted, so that the prompt may fill the context."""
     session: str = ""
     """Requests of one session gather at one replica among those that would do as well."""
 
@@ -53,6 +55,7 @@ class PromptTerms:
 
 
 PLAIN_TERMS = PromptTerms()
+POOLED_TERMS = PromptTerms(has_output=False)
 
 
 class Prompt:
@@ -133,7 +136,7 @@ class Journal:
     @property
     def longest(self) -> int:
         """Tokens at its end, should it take all that it may."""
-        return len(self.prompt) + self.params.max_tokens
+        return len(self.prompt) + (self.params.max_tokens if self.prompt.terms.has_output else 0)
 
     @property
     def engine_id(self) -> str:

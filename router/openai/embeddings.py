@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 
 from router.generation import Choice, Delta, Generation, TextParams
 from router.ingress import Ingress, ServedModel
-from router.journal import Prompt
+from router.journal import POOLED_TERMS, Prompt
 from router.openai.answer import GenerationResponse
 from router.openai.metrics import Metrics
 from router.openai.sampling import check_token_ids, name_of_input
@@ -148,13 +148,12 @@ async def _prompt(model: ServedModel, text: str | list[int], param: str, keep: i
     """Tokenize one input, cut to its last ``keep`` tokens where asked for; errors call it ``param``."""
     if isinstance(text, list):
         check_token_ids(text, len(model.tokenizer.table), param)
-        return model.prompt_of_ids(text if keep is None else _last(text, keep, model), param=param)
+        return model.prompt_of_ids(text if keep is None else _last(text, keep, model), POOLED_TERMS, param)
     if keep is None:
-        return await model.prompt_of_text(text, param=param)
+        return await model.prompt_of_text(text, POOLED_TERMS, param)
     token_ids = await asyncio.to_thread(model.tokenizer.encode, text)
-    return model.prompt_of_ids(_last(token_ids, keep, model), param=param)
+    return model.prompt_of_ids(_last(token_ids, keep, model), POOLED_TERMS, param)
 
 
 def _last(token_ids: list[int], keep: int, model: ServedModel) -> list[int]:
-    most = model.max_model_len - 1 if keep == -1 else keep
-    return token_ids[-most:] if most else token_ids
+    return token_ids[-(model.max_model_len if keep == -1 else keep) :]

@@ -92,13 +92,18 @@ async def test_a_long_list_is_sent_in_portions(make_edge) -> None:
 async def test_a_text_too_long_is_refused_or_cut(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(), max_model_len=10)
 
-    refused = await embed(edge, input="a" * 20)
+    refused = await embed(edge, input="a" * 11)
+    whole = await embed(edge, input="b" * 10)
     cut = await embed(edge, input="a" * 20 + "bc", truncate_prompt_tokens=3)
     longest = await embed(edge, input="a" * 20, truncate_prompt_tokens=-1)
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
-    assert [bytes(submit.prompt_token_ids) for submit in edge.replica.submits] == [b"abc", b"a" * 9]
-    assert cut.status_code == longest.status_code == 200
+    assert [bytes(submit.prompt_token_ids) for submit in edge.replica.submits] == [
+        b"b" * 10,
+        b"abc",
+        b"a" * 10,
+    ]
+    assert whole.status_code == cut.status_code == longest.status_code == 200
 
 
 @pytest.mark.parametrize(
