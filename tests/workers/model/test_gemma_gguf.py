@@ -6,6 +6,7 @@ Who accepts them names the file in SHOAL_TEST_GEMMA_GGUF (PyPI's gemma3-270m-q4-
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -25,6 +26,7 @@ NUM_TOKENS = 24
 PROMPTS = ([2, 818, 5279, 529, 7001, 563], [2, 9259, 1902])
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # numpy takes its time to dequantize 270 M weights
     pytest.mark.skipif(
         GEMMA is None, reason="SHOAL_TEST_GEMMA_GGUF names no file: see the docstring for terms"
     ),
@@ -73,15 +75,21 @@ def greedy(rank: Rank, prompt: list[int]) -> list[int]:
     return found
 
 
-def test_gemma_says_what_transformers_says() -> None:
+@pytest.fixture(scope="module")
+def both() -> tuple[Rank, torch.nn.Module]:
+    """Our rank of the file's blocks, and transformers' model of the dequantized weights."""
     assert GEMMA is not None
     print("Gemma is used under its terms: https://ai.google.dev/gemma/terms")
     files = ModelFiles(Path(GEMMA), "gemma")
     config = read_model_config(files)
-    model = reference(config, GgufSource(files.path, config))
     rank = Rank(RankConfig(files=files, model_config=config, num_threads=2, max_model_len=256))
     rank.load()
-    rank.allocate(8)
+    rank.allocate(16)
+    return rank, reference(config, GgufSource(files.path, config))
+
+
+def test_gemma_says_what_transformers_says(both: tuple[Rank, torch.nn.Module]) -> None:
+    rank, model = both
 
     for prompt in PROMPTS:
         with torch.inference_mode():
@@ -89,3 +97,25 @@ def test_gemma_says_what_transformers_says() -> None:
                 torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
             )
         assert greedy(rank, prompt) == want[0, len(prompt) :].tolist()
+
+
+def test_gemma_finds_a_text_as_likely_as_transformers_does(both: tuple[Rank, torch.nn.Module]) -> None:
+    rank, model = both
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        text = model.generate(
+            torch.tensor([PROMPTS[0]]), max_new_tokens=200, do_sample=True, eos_token_id=None
+        )
+        logits = model(text).logits[0, :-1]
+    want = float(torch.nn.functional.cross_entropy(logits, text[0, 1:]).exp())
+    token_ids = text[0].tolist()
+
+    params = ChoiceParams(max_tokens=1, temperature=0.0, num_prompt_logprobs=0)
+    row = NewRow(0, token_ids, len(token_ids), params)
+    rank.launch(StepPlan(100, [row], [0], [0], [len(token_ids)], [True], [list(range(16))]))
+    (scores,) = rank.collect().prompt_logprobs or []
+    assert scores is not None
+    found = math.exp(-sum(one.sampled for one in scores) / len(scores))
+
+    print(f"perplexity of {len(scores)} tokens: {found:.4f}, transformers {want:.4f}")
+    assert found == pytest.approx(want, rel=1e-3)
