@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve import Application
@@ -20,6 +20,9 @@ from cluster.config import INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, ReplicaConfig
 from cluster.placement import GroupPlacement
 from cluster.replica import Replica
 from router.config import IngressConfig, ServedModelConfig
+
+if TYPE_CHECKING:
+    from router.tenancy.gate import Share
 
 # Nothing but Serve's own health calls passes through a replica's Serve queue.
 _MAX_ONGOING = 100_000
@@ -131,7 +134,7 @@ class HttpIngress:
         self._wakers: dict[str, asyncio.Task[None]] = {}
         self._ingress = Ingress(config, wake=self._wake)
         self._ingress.traces = make_traces(config.observability)
-        self._take_share()
+        self._ingress.gate.read_share = _share
         await self._ingress.start(membership.shared())
         self._app = build_app(self._ingress, sends_request_id=False)
         self._rpc: Any = None
@@ -162,7 +165,6 @@ class HttpIngress:
 
         from deploy.model_spec import ModelSpec
 
-        self._take_share()
         specs = [ModelSpec.model_validate(one) for one in user_config["models"]]
         models = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in specs))
         self._follow(models)
@@ -180,13 +182,6 @@ class HttpIngress:
         if self._exporter is not None:
             self._exporter.stop()
 
-    def _take_share(self) -> None:
-        """Enforce this process's part of callers' limits; Serve reconfigures when the number of processes changes."""
-        from router.tenancy.gate import Share
-
-        context = serve.get_replica_context()
-        self._ingress.gate.share = Share(context.rank.rank, max(1, context.world_size))
-
     def _wake(self, group: str) -> None:
         """Have Serve start a replica of a model that has none: a call that waits for one is what it counts."""
         waker = self._wakers.get(group)
@@ -202,6 +197,14 @@ class HttpIngress:
             or serve.get_deployment_handle(REPLICA_DEPLOYMENT, app_name=group).options()
             for group in groups
         }
+
+
+def _share() -> Share:
+    """This process's part of callers' limits. Serve changes the context behind it only after ``reconfigure``."""
+    from router.tenancy.gate import Share
+
+    context = serve.get_replica_context()
+    return Share(context.rank.rank, max(1, context.world_size))
 
 
 async def _hold_a_call(handle: Any) -> None:

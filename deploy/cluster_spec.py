@@ -114,6 +114,12 @@ class ClusterSpec(BaseModel):
                 raise ValueError(f"two models are called {model.name!r}: give each its own name")
         return self
 
+    @model_validator(mode="after")
+    def _ports_differ(self) -> ClusterSpec:
+        if self.ingress.grpc_port == self.http.port:
+            raise ValueError(f"ingress.grpc_port and http.port are both {self.http.port}: give each its own")
+        return self
+
     def serve_config(self) -> dict[str, Any]:
         """What ``serve deploy`` and a RayService's ``serveConfigV2`` take: an application a model, one ingress.
 

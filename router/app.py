@@ -32,7 +32,7 @@ from router.openai.completions import answer_completion
 from router.openai.document import body_of, document, with_models
 from router.openai.embeddings import EmbeddingBody, answer_embeddings
 from router.openai.header_wishes import header_wishes
-from router.openai.health import deep_health, health
+from router.openai.health import HEALTH_RETRY_S, deep_health, health
 from router.openai.heartbeat import Sleep
 from router.openai.metrics import Metrics
 from router.openai.models import model_list, model_object
@@ -160,7 +160,7 @@ def build_app(
     @app.get("/health")
     async def get_health(deep: bool = False) -> Response:
         status, body = await deep_health(ingress, uuid.uuid4().hex) if deep else health(ingress)
-        return errors.json_response(body, status)
+        return errors.json_response(body, status, {"retry-after": HEALTH_RETRY_S} if status == 503 else None)
 
     @app.get("/health/live")
     async def get_live() -> Response:

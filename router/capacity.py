@@ -14,9 +14,10 @@ from router.tenancy.keys import Tenant
 def rate_limit_headers(ingress: Ingress, tenant: Tenant | None) -> Headers:
     """What the caller may still ask for: of its own key's limits where it has some, else of the replicas' queues.
 
-    None: whoever has shown no valid key is told nothing.
+    None: whoever has shown no valid key is told nothing. Nor is anybody where nobody is let in any more: no limit of
+    theirs is why.
     """
-    if tenant is None:
+    if tenant is None or ingress.gate.is_closed:
         return []
     budgets = {"requests": queue_budget(ingress), **ingress.gate.budgets(tenant)}
     return [header for what, budget in budgets.items() for header in _headers(what, budget)]

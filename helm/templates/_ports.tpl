@@ -7,6 +7,13 @@
 {{- if gt $first $last -}}
 {{- fail (printf "ray.ports.directHttp: the first port %d is above the last, %d" $first $last) -}}
 {{- end -}}
+{{- $wanted := mul 2 (int .Values.router.replicas) | int -}}
+{{- if lt (add1 (sub $last $first) | int) $wanted -}}
+{{- fail (printf "ray.ports.directHttp has %d ports, router.replicas %d need %d on a Pod that has all of them while they are replaced: widen it" (add1 (sub $last $first) | int) (int .Values.router.replicas) $wanted) -}}
+{{- end -}}
+{{- if and (le $first 19999) (ge $last 10002) -}}
+{{- fail (printf "ray.ports.directHttp %d to %d holds ports of Ray's worker processes (10002 to 19999): choose another range" $first $last) -}}
+{{- end -}}
 {{- range $port, $owner := $owners -}}
 {{- if and (le $first (int $port)) (le (int $port) $last) -}}
 {{- fail (printf "ray.ports.directHttp %d to %d holds %s, the port of %s: choose another range" $first $last $port $owner) -}}
@@ -17,6 +24,9 @@
 {{- $port := . -}}
 {{- with get $owners (toString $port) -}}
 {{- fail (printf "ray.ports.%s is %d, the port of %s: choose another" $name $port .) -}}
+{{- end -}}
+{{- if and (le 10002 $port) (le $port 19999) -}}
+{{- fail (printf "ray.ports.%s is %d, which Ray may give one of its worker processes (10002 to 19999): choose another" $name $port) -}}
 {{- end -}}
 {{- if and (le $first $port) (le $port $last) -}}
 {{- fail (printf "ray.ports.%s is %d, within ray.ports.directHttp %d to %d: choose another" $name $port $first $last) -}}

@@ -18,9 +18,32 @@
 {{- range $groups -}}
 {{- if hasKey $seen .name }}{{ fail (printf "ray.workerGroups: two groups are called %q, give each its own name" .name) }}{{ end -}}
 {{- $_ := set $seen .name true -}}
+{{- if eq .name "headgroup" }}{{ fail "ray.workerGroups: KubeRay calls the head's group \"headgroup\", give yours another name" }}{{ end -}}
 {{- if gt (int .minReplicas) (int .maxReplicas) -}}
 {{- fail (printf "ray.workerGroups %q: minReplicas %d exceeds maxReplicas %d" .name (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
+{{- end -}}
+{{- include "shoal.validateVolumes" (list "ray.head" .Values.ray.head) -}}
+{{- range .Values.ray.workerGroups -}}
+{{- include "shoal.validateVolumes" (list (printf "ray.workerGroups %q" .name) .) -}}
+{{- $group := . -}}
+{{- range $param, $way := dict "num-gpus" "gpus" "num-cpus" "resources.limits.cpu" -}}
+{{- if hasKey (default (dict) $group.rayStartParams) $param -}}
+{{- fail (printf "ray.workerGroups %q: rayStartParams.%s is what Ray counts by, and so do models' places: set %s instead" $group.name $param $way) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $mostCpus := 0 -}}
+{{- $mostPods := 0 -}}
+{{- range $groups -}}
+{{- $mostCpus = max $mostCpus (include "shoal.wholeCpus" .resources.limits.cpu | int) | int -}}
+{{- $mostPods = add $mostPods (mul (int .mostReplicas) (int .numOfHosts)) | int -}}
+{{- end -}}
+{{- if gt (float64 .Values.router.cpus) (float64 $mostCpus) -}}
+{{- fail (printf "router.cpus %v is more than a Pod of any worker group has (%d): lower it, or raise a group's resources.limits.cpu" .Values.router.cpus $mostCpus) -}}
+{{- end -}}
+{{- if and .Values.pdb.enabled (ge (int .Values.pdb.minAvailable) $mostPods) (gt $mostPods 1) -}}
+{{- fail (printf "pdb.minAvailable %d would let no node be emptied, ever: there are at most %d workers' Pods" (int .Values.pdb.minAvailable) $mostPods) -}}
 {{- end -}}
 {{- $applications := dict -}}
 {{- $ranks := dict -}}
@@ -127,5 +150,17 @@
 {{- if and .enabled (eq .backend "rocksdb") (not .storage) -}}
 {{- fail "ray.gcsFaultTolerance with rocksdb needs ray.gcsFaultTolerance.storage (claimName or size)" -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Volumes of one's own beside those of the chart. Takes a list: path, values of the head or a group. */}}
+{{- define "shoal.validateVolumes" -}}
+{{- $path := index . 0 -}}
+{{- $taken := dict "tmp" "the chart" "models" "the chart" "hf-token" "the chart" "shared-memory" "the chart" "api-keys" "the chart" -}}
+{{- range $volume := (index . 1).extraVolumes -}}
+{{- with get $taken (toString $volume.name) -}}
+{{- fail (printf "%s: extraVolumes has %q, a name that %s has given: choose another" $path $volume.name .) -}}
+{{- end -}}
+{{- $_ := set $taken (toString $volume.name) "another of them" -}}
 {{- end -}}
 {{- end -}}

@@ -17,6 +17,8 @@ from workers.engine.request import ChoiceParams
 
 DEEP_TIMEOUT_S = 10.0
 """For a token of each model: probes of load balancers and Kubernetes rarely wait longer."""
+HEALTH_RETRY_S = "10"
+"""``Retry-After`` of a 503: about what a new process takes."""
 
 _STATUS = "status"
 

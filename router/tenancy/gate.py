@@ -1,7 +1,8 @@
 """Whether a caller may have a request now, and what each caller has used. Knows no HTTP; the clock comes in.
 
 Limits are the whole endpoint's. Each of its ingress processes enforces a share: the balancer spreads requests
-evenly, and nothing is asked over the network per request. Shares of whole numbers add up to the limit exactly.
+evenly, and nothing is asked over the network per request. Shares of whole numbers add up to the limit exactly, but a
+limit below the number of processes lets one in at each: with less, most requests of a caller at rest would be refused.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Gate:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.share = Share()
+        self.read_share: Callable[[], Share] = Share
+        """What this process's share is now; asked at each request, since processes come and go."""
         self.usage: dict[tuple[str, str], Usage] = {}
         self._states: dict[str, _State] = {}
         self.is_closed = False
@@ -128,7 +130,9 @@ class Gate:
         state = self._states.get(tenant.name) or _State()
         now_s = self._clock()
         return {
-            what: Budget(limit, max(0.0, self.share.of(limit) - window.used(now_s)), window.reset_s(now_s))
+            what: Budget(
+                limit, max(0.0, self.read_share().of(limit) - window.used(now_s)), window.reset_s(now_s)
+            )
             for what, window, limit in _limits(tenant, state)
         }
 
@@ -140,7 +144,9 @@ class Gate:
         self._usage(tenant, model).num_output_tokens += num_output_tokens
 
     def _check(self, tenant: Tenant, state: _State, num_prompt_tokens: int, now_s: float) -> None:
-        if tenant.max_concurrency is not None and state.num_running >= self.share.of(tenant.max_concurrency):
+        if tenant.max_concurrency is not None and state.num_running >= self.read_share().of(
+            tenant.max_concurrency
+        ):
             raise RateLimited(
                 f"{tenant.max_concurrency} requests at once is the limit of key {tenant.name!r}: "
                 "wait for one to end",
@@ -148,7 +154,7 @@ class Gate:
             )
         for what, window, limit in _limits(tenant, state):
             amount = 1 if what == "requests" else num_prompt_tokens
-            wait_s = window.wait_s(amount, self.share.of(limit), now_s)
+            wait_s = window.wait_s(amount, self.read_share().of(limit), now_s)
             if wait_s > 0:
                 wait_s = min(wait_s, WINDOW_S)
                 raise RateLimited(

@@ -77,6 +77,7 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
         ("models: [{name: a, replicas: 3, scale: {max_replicas: 2}}]", "replicas 3 is not between"),
         ("models: [{name: a}, {name: a}]", "two models are called 'a'"),
         ("models: [{name: a/b}, {name: a--b}]", "two models are called"),
+        ("models: [{name: a}]\ningress: {grpc_port: 8000}", "grpc_port and http.port are both 8000"),
         ("models: [{name: a, engine: {port: 1}}]", r"engine\.port: a model has no such setting"),
         ("models: [{name: a, engine: {block_size: 17}}]", "block-size is 17: .*16, 32 or 64"),
         ("models: [{name: 'a b'}]", "name"),

@@ -102,6 +102,37 @@ def test_the_schema_names_what_is_wrong(
             {"models": [{**MODEL, "replicas": 2}], "ray": {"autoscaler": {"enabled": False}}},
             "raise its minReplicas (ray.autoscaler.enabled is false)",
         ),
+        (
+            {"ray": {"head": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}},
+            'ray.head: extraVolumes has "tmp", a name that the chart has given',
+        ),
+        (
+            {
+                "ray": {
+                    "workerGroups": [{"name": "g", "gpus": 1, "extraVolumes": [{"name": "x"}, {"name": "x"}]}]
+                }
+            },
+            'ray.workerGroups "g": extraVolumes has "x", a name that another of them has given',
+        ),
+        ({"ray": {"workerGroups": [{"name": "headgroup", "gpus": 1}]}}, "give yours another name"),
+        (
+            {"ray": {"workerGroups": [{"name": "g", "gpus": 1, "rayStartParams": {"num-gpus": "0"}}]}},
+            "rayStartParams.num-gpus is what Ray counts by, and so do models' places: set gpus instead",
+        ),
+        ({"ray": {"ports": {"serve": 10500}}}, "ray.ports.serve is 10500, which Ray may give"),
+        ({"ray": {"ports": {"directHttp": [19000, 20500]}}}, "holds ports of Ray's worker processes"),
+        (
+            {"ray": {"ports": {"directHttp": [30000, 30006]}}, "router": {"replicas": 4}},
+            "ray.ports.directHttp has 7 ports, router.replicas 4 need 8",
+        ),
+        ({"router": {"cpus": 100}}, "router.cpus 100 is more than a Pod of any worker group has (4)"),
+        (
+            {
+                "pdb": {"minAvailable": 2},
+                "ray": {"workerGroups": [{"name": "g", "gpus": 1, "maxReplicas": 2}]},
+            },
+            "pdb.minAvailable 2 would let no node be emptied, ever: there are at most 2",
+        ),
         ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels: helm.sh/chart is a label that"),
         ({"modelCache": {"enabled": True, "mountPath": "/etc/shoal/keys"}}, "lies in /etc"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is empty"),

@@ -34,7 +34,9 @@ async def test_who_is_in_has_the_whole_answer_and_nobody_else_is_let_in(make_edg
     refused = await edge.complete()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     assert "retry-after" in refused.headers
+    assert not any(name.startswith("x-ratelimit") for name in refused.headers)
     health = await edge.client.get("/health")
+    assert "retry-after" in health.headers
     assert (health.status_code, health.json()["status"]) == (503, "shutting down")
     assert (await edge.client.get("/health/live")).status_code == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,7 @@ def num_admitted(gate: Gate, tenant: Tenant, attempts: int, num_tokens: int = 1)
 
 def test_a_key_is_told_what_is_left_of_its_own_limits(gate: Gate, clock: Clock) -> None:
     tenant = Tenant("a", requests_per_minute=10, tokens_per_minute=100)
-    gate.share = Share(0, 2)
+    gate.read_share = lambda: Share(0, 2)
 
     gate.admit(tenant, MODEL, 7).end(3)
 
@@ -60,6 +61,8 @@ def test_a_key_is_told_what_is_left_of_its_own_limits(gate: Gate, clock: Clock) 
     clock.now_s += 61
     assert gate.budgets(tenant) == {"requests": Budget(10, 5, 0), "tokens": Budget(100, 50, 0)}
     assert gate.budgets(Tenant("free")) == {}
+    gate.read_share = lambda: Share(1, 5)  # others have come
+    assert gate.budgets(tenant) == {"requests": Budget(10, 2, 0), "tokens": Budget(100, 20, 0)}
 
 
 def test_a_minute_lets_in_its_requests_and_the_next_as_many(gate: Gate, clock: Clock) -> None:
@@ -154,7 +157,7 @@ def test_limits_hold_within_5_percent_over_four_ingresses(clock: Clock, kind: st
     """Requests at 3 times the limit for five minutes, spread in turn as the balancer does."""
     gates = [Gate(clock) for _ in range(4)]
     for rank, gate in enumerate(gates):
-        gate.share = Share(rank, 4)
+        gate.read_share = partial(Share, rank, 4)
     limit = 600
     tenant = Tenant("a", **{f"{kind}_per_minute": limit * (1 if kind == "requests" else 50)})
     admitted = 0
