@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from router.openai.embeddings import EmbeddingBody
+from router.openai.json_limits import invalid_json
 from router.openai.responses_schema import ResponsesBody
 from router.openai.schema import ChatBody, CompletionBody
 from router.openai.tokenize import DetokenizeBody, TokenizeBody
@@ -162,3 +165,43 @@ async def test_a_body_that_says_it_is_not_compressed_is_read(make_edge) -> None:
     answer = await edge.client.post("/v1/completions", json=body, headers={"content-encoding": "Identity"})
 
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "tail"),
+    [
+        ('{"model": "m", "prompt": "', '\\"', ""),
+        ('{"model": "m", "prompt": "', "\\\\", "\\"),
+        ('{"model": "m", "prompt": "', '\\"a\\"', '"'),
+        ('{"model": "m", "prompt": ', "[0,", ""),
+        ('{"model": "m", "prompt": [', "0,", ""),
+        ('{"model": "m", "prompt": [', '"",', "x"),
+        ('{"model": "m", "prompt": [', "0,", "9" * 5000),
+        ('{"model": "m", ', '"a": "\\"",', ""),
+        ("", "\n", ""),
+        ("", " ", "x"),
+        ("", '"', ""),
+        ("", ":", ""),
+    ],
+)
+def test_a_body_of_8_mb_that_is_no_json_is_refused_within_a_second(head: str, unit: str, tail: str) -> None:
+    body = (head + unit * (8_000_000 // len(unit)) + tail).encode()
+    with pytest.raises(ValueError, match="line") as refused:
+        from_json(body)
+    start = time.process_time()
+
+    error = invalid_json(body, str(refused.value))
+
+    assert time.process_time() - start < 1.0
+    assert len(str(error)) < 300
+
+
+def test_a_body_cut_short_costs_no_more_for_what_its_strings_hold() -> None:
+    whole = json.dumps({"model": "m", "prompt": 'He said "no" and left. ' * 300_000})
+    body = whole[:-20].encode()
+    start = time.process_time()
+
+    error = invalid_json(body, f"EOF while parsing a string at line 1 column {len(body)}")
+
+    assert time.process_time() - start < 1.0
+    assert "not valid JSON" in str(error)
