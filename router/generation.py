@@ -17,7 +17,7 @@ from router.explanation import Course
 from router.journal import Journal, Loss, Prompt
 from router.replica_set import ReplicaSet
 from router.text.detokenizer import Detokenizer, TokenTable
-from router.text.stop import StopMatcher
+from router.text.stop import StopMatcher, StopStrings
 from router.trace_recorder import TraceRecorder
 from workers.engine.errors import GrammarNotFollowed, InvalidRequest, Overloaded, ShoalError
 from workers.engine.request import ChoiceParams, FinishReason
@@ -34,7 +34,7 @@ ABORTED = "abort"
 class TextParams:
     """What is done with a choice's tokens on this side of the engine."""
 
-    stop: tuple[str, ...] = ()
+    stop: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
     is_silent: bool = False
@@ -85,7 +85,9 @@ class Choice:
         self.pooled = b""
         """The prompt's vector, float32 little-endian, where ``params.pooling`` asked for one."""
         self._detokenizer = Detokenizer(table, skip_special_tokens=text.skip_special_tokens)
-        self._stops = StopMatcher(text.stop, include_in_output=text.include_stop) if text.stop else None
+        self._stops = (
+            StopMatcher(text.stop, include_in_output=text.include_stop) if text.stop is not None else None
+        )
         self._mailbox = mailbox
 
     def on_output(self, output: pb.TokenOutput) -> None:

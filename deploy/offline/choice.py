@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from deploy.offline.sampling_params import SamplingParams
 from router.text.detokenizer import Detokenizer
-from router.text.stop import StopMatcher
+from router.text.stop import StopMatcher, StopStrings
 from router.text.tokenizer import Tokenizer
 from workers.engine.outputs import TokenOutput
 from workers.engine.plan import TokenLogprobs
@@ -15,8 +15,14 @@ class Choice:
     """Collects one of a request's ``n`` outputs."""
 
     def __init__(
-        self, request: RequestOutput, index: int, params: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        request: RequestOutput,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        stops: StopStrings,
     ) -> None:
+        """``stops`` are those of ``params``, shared by all choices."""
         self.request = request
         self._output = CompletionOutput(index)
         self._params = params
@@ -26,7 +32,7 @@ class Choice:
             self._detokenizer = Detokenizer(
                 self._tokenizer.table, skip_special_tokens=params.skip_special_tokens
             )
-        self._stop = StopMatcher(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+        self._stop = StopMatcher(stops, include_in_output=params.include_stop_str_in_output)
         self._pieces: list[str] = []
         if params.logprobs is not None:
             self._output.logprobs = []

@@ -12,6 +12,7 @@ from deploy.offline.choice import Choice
 from deploy.offline.outputs import RequestOutput
 from deploy.offline.prompts import Prompt, encoded
 from deploy.offline.sampling_params import SamplingParams
+from router.text.stop import StopStrings
 from router.text.tokenizer import Tokenizer
 from workers.engine.constraint import Matcher
 from workers.engine.errors import InvalidRequest, PromptTooLong
@@ -84,8 +85,9 @@ class RequestWriter:
         seed = self._seeds.getrandbits(63)
         left = self._max_model_len - len(output.prompt_token_ids)
         bad_words = self._bad_words(params)
+        stops = StopStrings(params.stop_strings)
         for index in range(params.num_choices):
-            choice = Choice(output, index, params, self._tokenizer)
+            choice = Choice(output, index, params, self._tokenizer, stops)
             wanted = params.choice(index, seed, left, bad_words)
             request = EngineRequest(
                 f"{output.request_id}-{index}", output.prompt_token_ids, wanted, priority=priority

@@ -69,7 +69,7 @@ def _start_of_line(body: bytes, line: int) -> int:
 
 
 def _excess(body: bytes, offset: int) -> tuple[JsonPath, str] | None:
-    """Which field the token at ``offset`` belongs to, and what is too much about it; None: it is no JSON, or too far."""
+    """Which field the token at ``offset`` belongs to, and what is too much about it; None: no JSON, or too far on."""
     path: list[str | int] = []
     """Of what stands open, a name or place for each; a name is known once its colon has come."""
     name = ""

@@ -12,6 +12,7 @@ from router.openai.beams import beam_params
 from router.openai.contest import Contest
 from router.openai.schema import SamplingBody
 from router.text.grammars import WantedGrammar
+from router.text.stop import StopStrings
 from router.text.tokenizer import Tokenizer
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.request import ChoiceParams
@@ -186,7 +187,7 @@ def contest_of(body: SamplingBody) -> Contest | None:
 def text_params(body: SamplingBody) -> TextParams:
     """What is done with the tokens on this side."""
     return TextParams(
-        stop=tuple(body.stop_strings),
+        stop=StopStrings(body.stop_strings) if body.stop_strings else None,
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
     )
