@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from deploy.client import endpoint, key_headers
+from deploy.client import endpoint, http_client, key_headers
+from deploy.lines import file_lines, line_value
 from deploy.output_file import open_output
 from workers.engine.errors import InvalidRequest
 
@@ -50,10 +51,7 @@ def read_batch(path: Path) -> list[BatchRequest]:
     Raises:
         InvalidRequest: the file cannot be read, or a line of it is no request; its number is named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}", "input_file") from None
+    lines = file_lines(path, "input_file")
     requests = [_request(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     seen: set[str] = set()
     for request in requests:
@@ -89,7 +87,8 @@ async def run(
         open_output(output, "--output-file") as file,
         tqdm(total=len(requests), desc="Requests", dynamic_ncols=True) as bar,
     ):
-        async with httpx.AsyncClient(
+        async with http_client(
+            httpx.AsyncClient,
             base_url=root,
             headers=headers,
             transport=transport,
@@ -132,9 +131,9 @@ async def _answer(client: httpx.AsyncClient, request: BatchRequest) -> tuple[dic
 
 
 def _body_of(answer: httpx.Response) -> object:
-    """What was answered; as text where a proxy's page came instead."""
+    """What was answered; as text where that is no JSON, a proxy's page say."""
     try:
-        return answer.json()
+        return line_value(answer.text)
     except ValueError:
         return answer.text
 
@@ -144,9 +143,9 @@ def _request(path: Path, number: int, line: str) -> BatchRequest:
         return InvalidRequest(f"{path}, line {number}: {what}", "input_file")
 
     try:
-        value = json.loads(line)
+        value = line_value(line)
     except ValueError as error:
-        raise wrong(f"no JSON: {error}") from None
+        raise wrong(str(error)) from None
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
         raise wrong("a request is an object with custom_id, method, url and body")
     if not isinstance(value.get("custom_id"), str):

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.client import Client, ClientError
+from deploy.console import read_line
 
 _HELP = "/new starts over, /system TEXT sets the system message, /exit leaves (so do Ctrl-D and Ctrl-C)"
 
@@ -32,12 +33,12 @@ class Chat:
         if is_typed:
             self._console.print(f"[bold]{escape(self._model)}[/bold]  [dim]{_HELP}[/dim]\n")
         while True:
-            try:
-                line = self._console.input("[bold cyan]you ›[/bold cyan] " if is_typed else "").strip()
-            except (EOFError, KeyboardInterrupt):
+            read = read_line(self._console, "[bold cyan]you ›[/bold cyan] " if is_typed else "")
+            if read is None:
                 if is_typed:
                     self._console.print()
                 return
+            line = read.strip()
             if line in ("/exit", "/quit"):
                 return
             if line and not self._command(line):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import httpx
 
+from deploy.lines import LineCutter, line_value
 from workers.engine.errors import InvalidRequest, ShoalError
+
+_Http = TypeVar("_Http", httpx.Client, httpx.AsyncClient)
 
 
 class ClientError(ShoalError):
@@ -22,10 +25,12 @@ class Client:
         """Connect to nothing yet.
 
         Raises:
-            InvalidRequest: the URL or the key cannot be one.
+            InvalidRequest: the URL or the key cannot be one, or the environment names what ``http_client`` refuses.
         """
         self._url = endpoint(url)
-        self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=600.0), headers=key_headers(api_key))
+        self._http = http_client(
+            httpx.Client, timeout=httpx.Timeout(10.0, read=600.0), headers=key_headers(api_key)
+        )
 
     def first_model(self) -> str:
         """Name of the first model served.
@@ -71,6 +76,8 @@ class Client:
                     answer.read()
                     raise ClientError(_message_of(answer))
                 yield from _choices(answer)
+        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+            raise InvalidRequest("the text or an option holds bytes that are no UTF-8", "prompt") from None
         except httpx.HTTPError as error:
             raise ClientError(f"{self._url} ended the stream before its end: {_told(error)}") from error
 
@@ -92,7 +99,7 @@ def endpoint(url: str) -> str:
     """
     try:
         parsed = httpx.URL(url.rstrip("/"))
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, UnicodeEncodeError):
         parsed = httpx.URL()
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequest(
@@ -115,21 +122,47 @@ def key_headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def http_client(kind: Callable[..., _Http], **options: Any) -> _Http:
+    """A client of httpx, which reads certificates and proxies from the environment.
+
+    Raises:
+        InvalidRequest: what stands there cannot be used.
+    """
+    try:
+        return kind(**options)
+    except OSError as error:  # ssl's errors are such, too
+        named = os.environ.get("SSL_CERT_FILE", "")
+        raise InvalidRequest(
+            f"SSL_CERT_FILE is {named!r}, which holds no certificates that can be read: {error.strerror or error}",
+            "SSL_CERT_FILE",
+        ) from None
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise InvalidRequest(
+            f"a proxy that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) cannot be used: {error}",
+            "proxy",
+        ) from None
+
+
 def _choices(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in answer.iter_lines():
-        if not line.startswith("data: "):
-            continue
-        data = line[len("data: ") :]
+    for data in _events(answer):
         if data == "[DONE]":
             return
         try:
-            event = json.loads(data)
+            event = line_value(data)
         except ValueError:
             raise ClientError(f"the stream holds what is no JSON: {data[:80]}") from None
         if "error" in event:
             raise ClientError(event["error"]["message"])
         yield from event["choices"]
     raise ClientError("the stream broke off before its end")
+
+
+def _events(answer: httpx.Response) -> Iterator[str]:
+    cutter = LineCutter()
+    for piece in answer.iter_bytes():
+        for line in cutter.feed(piece):
+            if line.startswith("data: "):
+                yield line[len("data: ") :]
 
 
 def _unreached(url: str, error: httpx.HTTPError) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.console import console
+from deploy.console import console, read_line
 from workers.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -105,10 +105,6 @@ def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
 def _lines() -> Iterator[str]:
     """What is typed or piped in, line by line."""
     prompt = "[bold cyan]text ›[/bold cyan] " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            line = console.input(prompt)
-        except (EOFError, KeyboardInterrupt):
-            return
+    while (line := read_line(console, prompt)) is not None:
         if line.strip():
             yield line

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
+from workers.engine.errors import InvalidRequest
+
 
 class _Console(Console):
     """Goes on in silence when whoever reads it has gone (``| tee`` at Ctrl-C): what runs must still end in order."""
@@ -68,6 +70,22 @@ def stage(title: str) -> Iterator[Stage]:
         current.leave(False)
         raise
     current.leave(True)
+
+
+def read_line(console: Console, prompt: str) -> str | None:
+    """What is typed or piped in next; None at the end, or when Ctrl-C is typed.
+
+    Raises:
+        InvalidRequest: it is no UTF-8.
+    """
+    try:
+        line = console.input(prompt)
+        line.encode()  # Python lets other bytes pass where no locale is set
+    except (EOFError, KeyboardInterrupt):
+        return None
+    except UnicodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8: {error}", "stdin") from None
+    return line
 
 
 def print_error(message: str) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from deploy.output_file import open_output
+from deploy.lines import file_lines, line_value
+from deploy.output_file import check_output, open_output
 from workers.engine.errors import InvalidRequest
 
 
@@ -37,11 +38,10 @@ def generate(
 ) -> None:
     """Complete prompts in this process, without a server."""
     if output is not None:
-        _check_output(output)
-    prompts = _read_prompts(Path(prompt[0])) if len(prompt) == 1 and _is_file(prompt[0]) else list(prompt)
+        check_output(output, "--output")
+    prompts = read_prompts(Path(prompt[0])) if len(prompt) == 1 and _is_file(prompt[0]) else list(prompt)
     from shoal import LLM, SamplingParams
 
-    file = open_output(output, "--output") if output is not None else None  # before hours of work, not after
     llm = LLM(
         model,
         tensor_parallel_size=tensor_parallel_size,
@@ -58,24 +58,16 @@ def generate(
     else:
         outputs = llm.generate(prompts, params, use_tqdm=shows_bar)
     llm.close()
-    if file is None:
+    if output is None:
         for one in outputs:
             typer.echo(one.outputs[0].text)
         return
-    with file:
+    with open_output(output, "--output") as file:
         for text, one in zip(prompts, outputs, strict=True):
             _write(
                 file,
                 {"prompt": text, "text": one.outputs[0].text, "finish_reason": one.outputs[0].finish_reason},
             )
-
-
-def _check_output(path: Path) -> None:
-    """What cannot be written is said before anything is computed."""
-    try:
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise InvalidRequest(f"--output {path} cannot be written: {error.strerror}", "output") from None
 
 
 def _is_file(word: str) -> bool:
@@ -85,26 +77,24 @@ def _is_file(word: str) -> bool:
         return False
 
 
-def _read_prompts(path: Path) -> list[str]:
+def read_prompts(path: Path) -> list[str]:
     """The prompts in a file; empty lines are passed over.
 
     Raises:
         InvalidRequest: a line is not what the file's name promises.
     """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}", "prompt") from None
+    lines = [(number, line) for number, line in enumerate(file_lines(path, "prompt"), 1) if line.strip()]
     if not lines:
         raise InvalidRequest(f"{path} holds no prompts", "prompt")
-    return [_prompt(path, i, line) for i, line in enumerate(lines, 1)] if path.suffix == ".jsonl" else lines
+    is_json = path.suffix == ".jsonl"
+    return [_prompt(path, number, line) if is_json else line for number, line in lines]
 
 
 def _prompt(path: Path, number: int, line: str) -> str:
     try:
-        value = json.loads(line)
+        value = line_value(line)
     except ValueError as error:
-        raise InvalidRequest(f"{path}, line {number}: no JSON: {error}", "prompt") from None
+        raise InvalidRequest(f"{path}, line {number}: {error}", "prompt") from None
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise InvalidRequest(f"{path}, line {number}: neither text nor an object with a prompt", "prompt")

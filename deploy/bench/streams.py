@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import orjson
 
+from deploy.lines import LineCutter
+
 WARM_CHUNKS = 8
 """Chunks after which a stream counts as under way."""
 _WARM_TIMEOUT_S = 120.0
@@ -124,12 +126,14 @@ async def _run_stream(
     headers = {"X-Shoal-Explain": "1"}
     try:
         async with client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
-            async for line in answer.aiter_lines():
-                if line == "data: [DONE]":
-                    record.is_done = answer.status_code == 200
-                elif line.startswith("data: {"):
-                    _take(orjson.loads(line[len("data: ") :]), record)
-                    on_chunk()
+            cutter = LineCutter()
+            async for piece in answer.aiter_bytes():
+                for line in cutter.feed(piece):
+                    if line == "data: [DONE]":
+                        record.is_done = answer.status_code == 200
+                    elif line.startswith("data: {"):
+                        _take(orjson.loads(line[len("data: ") :]), record)
+                        on_chunk()
     except httpx.HTTPError:
         return  # it has not ended properly, which is what is counted
     finally:

@@ -45,6 +45,21 @@ def test_a_file_of_requests_is_read(tmp_path: Path) -> None:
         (line(method="GET"), "not served in batches"),
         (line(body={"stream": True}), "stream has no meaning"),
         (line() + "\n" + line(), "two requests with custom_id 'a'"),
+        (
+            line() + "\n" + line("b", body={"prompt": "x\ud800y"}),
+            r"line 2: body.prompt: holds \\ud800, one half",
+        ),
+        (line("\ud800"), r"line 1: custom_id: holds \\ud800"),
+        (line(body={"\ud800": 1}), "line 1: "),
+        (line(body={"temperature": float("nan")}), "line 1: no JSON"),
+        (line(body={"temperature": float("inf")}), "line 1: no JSON"),
+        (line(body={"temperature": 0.5}).replace("0.5", "1e999"), "line 1: no JSON: a number is larger"),
+        ("[" * 100_000 + "]" * 100_000, r"line 1: \[0\]: is nested more than 200"),
+        (line(body={"prompt": 0.5}).replace("0.5", "[" * 100_000 + "]" * 100_000), "line 1: body: is nested"),
+        (
+            line(body={"seed": 0.5}).replace("0.5", "9" * 5000),
+            "line 1: body.seed: is a number of 5000 digits",
+        ),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
@@ -53,6 +68,18 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
 
     with pytest.raises(InvalidRequest, match=says):
         read_batch(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_ends_where_json_lines_say_and_nowhere_else(tmp_path: Path, end: str) -> None:
+    bodies = [{"prompt": text} for text in ("a\u2028b", "a\u2029b", "a\u0085b", "a\x7fb")]
+    lines = [
+        json.dumps(json.loads(line(str(i), body=body)), ensure_ascii=False) for i, body in enumerate(bodies)
+    ]
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
+
+    assert [one.body for one in read_batch(path)] == bodies
 
 
 async def answers(
@@ -107,6 +134,17 @@ async def test_a_page_of_a_proxy_is_an_answer_too(tmp_path: Path) -> None:
 
     assert summary.num_failed == 1
     assert found["0"]["response"]["body"] == "<html>bad gateway</html>"
+
+
+async def test_an_answer_that_cannot_be_written_as_json_is_written_as_text(tmp_path: Path) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        prompt = int(json.loads(request.content)["prompt"])
+        return httpx.Response(200, content=[b'"\\ud800"', b"NaN", b"[" * 100_000 + b"]" * 100_000][prompt])
+
+    summary, found = await answers(tmp_path, handler, 3)
+
+    assert summary.num_answered == 3
+    assert [found[i]["response"]["body"][:7] for i in "012"] == ['"\\ud800', "NaN", "[[[[[[["]
 
 
 async def test_a_file_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:

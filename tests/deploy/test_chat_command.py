@@ -135,6 +135,23 @@ def test_ctrl_c_ends_a_completion_without_a_traceback(teller: tuple[str, type[Te
     assert heard.has_left.wait(20)
 
 
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_bytes_of_a_pipe_that_are_no_text_are_told_in_one_line(
+    teller: tuple[str, type[Teller]], command: str, locale: str
+) -> None:
+    url, heard = teller
+
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", command, "--url", url], cwd=ROOT, input=b"\xff\xfe\n",
+        env={**os.environ, "LC_ALL": locale}, capture_output=True, check=False, timeout=50,
+    )  # fmt: skip
+
+    assert (done.returncode, heard.told) == (1, [])
+    assert b"standard input is not UTF-8" in b" ".join(done.stderr.split())
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "answer"), [("chat", "word \n\nword \n\n"), ("complete", "word \nword \n")]
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.generate_command import read_prompts
 from deploy.serve_command import invocation
 from deploy.served_cluster import ServedCluster
 from workers.checkpoint.source import ModelFiles
@@ -94,6 +95,34 @@ def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: P
         result = CliRunner().invoke(app, ["generate", *arguments])
         with pytest.raises(InvalidRequest, match=says):
             raise result.exception or AssertionError(result.output)
+
+
+def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
+    text, objects, bad = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl", tmp_path / "bad.jsonl"
+    text.write_bytes("\ufeffone\u2028and\u0085more\r\n\r\ntwo\r\n".encode())
+    objects.write_bytes('\ufeff{"prompt": "one\u2028more"}\n"two"\n'.encode())
+    bad.write_text('"one"\n\n"\\ud800"\n')
+
+    assert read_prompts(text) == ["one\u2028and\u0085more", "two"]
+    assert read_prompts(objects) == ["one\u2028more", "two"]
+    with pytest.raises(InvalidRequest, match="line 3: no JSON"):
+        read_prompts(bad)
+
+
+def test_an_output_file_is_as_it_was_until_there_is_something_to_write(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from deploy.commands import app
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("earlier results\n")
+
+    for output in (old, new):
+        result = CliRunner().invoke(app, ["generate", "Hi", "-o", str(output), "--dtype", "int3"])
+        assert isinstance(result.exception, InvalidRequest)
+
+    assert old.read_text() == "earlier results\n"
+    assert not new.exists()
 
 
 def test_generate_reads_a_file_and_writes_one(demo_model: ModelFiles, tmp_path: Path) -> None:

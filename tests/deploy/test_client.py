@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.batch import BatchRequest, run
 from deploy.client import Client, ClientError
 from workers.engine.errors import InvalidRequest
 
@@ -105,6 +106,44 @@ def test_what_came_before_a_stream_broke_off_is_given_and_then_the_reason(answer
         assert next(pieces) == "half"
         with pytest.raises(ClientError, match=says):
             next(pieces)
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x0bb", "a\x1cb"])
+def test_a_stream_may_hold_any_character_of_a_text(answering, text: str) -> None:
+    event = f'data: {{"choices": [{{"text": "{text}"}}]}}'.replace("\x0b", "\\u000b").replace(
+        "\x1c", "\\u001c"
+    )
+
+    for end in ("\n\n", "\r\n\r\n"):
+        body = f"{event}{end}data: [DONE]{end}".encode()
+        assert list(answering(body).stream_completion("tiny", "x")) == [text]
+
+
+def test_text_of_the_command_line_that_is_no_utf8_is_refused(answering) -> None:
+    with pytest.raises(InvalidRequest, match="no UTF-8"):
+        list(answering(b"").stream_completion("tiny", "x\udcff"))
+    with pytest.raises(InvalidRequest, match="no address"):
+        Client("http://host\udcff/v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("SSL_CERT_FILE", "/nope", "SSL_CERT_FILE is '/nope'.*: No such file"),
+        ("SSL_CERT_FILE", __file__, "SSL_CERT_FILE is .*, which holds no certificates"),
+        ("HTTPS_PROXY", "banana://x", "HTTPS_PROXY"),
+        ("ALL_PROXY", "http://x:y", "ALL_PROXY"),
+    ],
+)
+async def test_what_the_environment_says_wrongly_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(InvalidRequest, match=says):
+        Client("https://host")
+    with pytest.raises(InvalidRequest, match=says):
+        await run([BatchRequest("a", "/v1/completions", {})], tmp_path / "out", "https://host", None, 1)
 
 
 def test_what_cannot_be_reached_is_told_by_what_is_wrong(tmp_path: Path) -> None:
