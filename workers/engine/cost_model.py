@@ -8,6 +8,7 @@ or a measurement (`workers.calibration`) and follow the measured steps (`CostFit
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ _ERRORS_BETWEEN = 10
 """Steps between two looks at the median error: sorting takes a few us, and everyone is told after every step."""
 _AMPLE = 25
 """A step whose prompts take so many times its fixed part gains no more than 4 % from another prompt."""
+_LEAST_AMPLE = 256
+"""Prompt tokens of a step that are never ample: a fit may find no fixed part at all."""
 _COPY_RATE = 0.2
 """Share by which one batch of copies moves their price."""
 
@@ -84,7 +87,7 @@ class CostModel:
         """How many tokens ``prefill_s`` says can be computed in ``seconds``."""
         token_s = self.per_token_s + self.per_attended_s * num_context_tokens
         if self.per_attended_s == 0:
-            return int(seconds / token_s)
+            return int(seconds / token_s) if token_s else sys.maxsize
         # per_attended_s / 2 * n^2 + token_s * n = seconds
         root = math.sqrt(token_s**2 + 2 * self.per_attended_s * max(seconds, 0.0))
         return int((root - token_s) / self.per_attended_s)
@@ -92,7 +95,7 @@ class CostModel:
     @property
     def ample_prefill_tokens(self) -> float:
         """Prompt tokens from which on a step is efficient: more prompts in it only wait for each other."""
-        return _AMPLE * self.base_s / self.per_token_s if self.per_token_s else math.inf
+        return max(_LEAST_AMPLE, _AMPLE * self.base_s / self.per_token_s) if self.per_token_s else math.inf
 
     def copy_s(self, num_blocks: int) -> float:
         """Predicted time to move ``num_blocks`` blocks one way between the tiers."""
@@ -123,8 +126,8 @@ class CostFit:
             max(cost.per_sequence_s, 1e-3 * cost.base_s, 1e-9),
             max(cost.per_token_s, 1e-9),
             # Orders of magnitude: an H200 and two CPU cores lie within 5 times of both.
-            max(cost.per_context_token_s, 1e-3 * cost.per_token_s),
-            max(cost.per_attended_s, 3e-5 * cost.per_token_s),
+            max(cost.per_context_token_s, 1e-3 * cost.per_token_s, 1e-12),
+            max(cost.per_attended_s, 3e-5 * cost.per_token_s, 1e-14),
         ]
         self._weights = [value / scale for value, scale in zip(start, self._scales, strict=True)]
         size = len(self._scales)
@@ -137,7 +140,7 @@ class CostFit:
         self._step_error_p50 = 0.0
         # The start counts as one typical step, so that the first one measured does not decide alone.
         typical = StepWork(num_decodes=16)
-        self._note(self._parts(typical), cost.step_s(typical.num_decodes))
+        self._note(self._parts(typical), max(cost.step_s(typical.num_decodes), 1e-6))
 
     @property
     def cost(self) -> CostModel:

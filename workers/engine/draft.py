@@ -16,6 +16,8 @@ _SHARE_OF_COPIES = 0.1
 model at 50 GB/s); what it excludes is a burst that the host has to queue, some 10 us a block, between short steps."""
 
 
+_LEAST_PREFILL_S = 1e-6
+"""Of a step that decodes, whatever the cost model makes of it: prompts get on."""
 _FEWEST_TOKENS = 16
 """Of a prompt in a step, however little time there is."""
 
@@ -115,7 +117,8 @@ class Draft:
         """Let prompts take at most so many times what the decoding requests, all scheduled by now, take alone."""
         columns = self.decodes
         if columns.rows:
-            self.prefill_s = max_growth * self.cost.step_s(len(columns.rows), 0, sum(columns.starts))
+            step_s = self.cost.step_s(len(columns.rows), 0, sum(columns.starts))
+            self.prefill_s = max(max_growth * step_s, _LEAST_PREFILL_S)
 
     @property
     def has_room(self) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from workers.engine.block_hash import hash_blocks
 from workers.engine.cache_log import DEVICE, HOST
+from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest, PromptTooLong
 from workers.engine.request import BeamParams, FinishReason
 
@@ -72,8 +73,20 @@ wishes = st.builds(
     ),
 )
 
+# A fit may find that parts of a step cost nothing; which steps there are follows it, that they are made does not.
+costs = st.sampled_from(
+    [
+        None,
+        None,
+        CostModel(base_s=0.0),
+        CostModel(per_token_s=0.0),
+        CostModel(base_s=0.0, per_sequence_s=0.0),
+        CostModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    ]
+)
 configs = st.fixed_dictionaries(
     {
+        "cost": costs,
         "max_model_len": st.integers(8, 40),
         "num_blocks": st.integers(3, 24),
         "block_size": st.integers(1, 5),
@@ -107,6 +120,7 @@ actions = st.lists(
 # Pools so tight that requests are preempted in most runs; each turn is a number of plans, then of results.
 tight_configs = st.fixed_dictionaries(
     {
+        "cost": costs,
         "num_blocks": st.integers(12, 16),
         "block_size": st.just(2),
         "max_num_batched_tokens": st.integers(3, 24),

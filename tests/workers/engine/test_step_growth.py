@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workers.engine.cost_model import CostModel
@@ -60,20 +62,32 @@ def test_the_cost_model_says_how_many_tokens_fit_a_time() -> None:
 
 
 def test_of_many_prompts_a_step_takes_what_makes_it_efficient(make_bench) -> None:
-    bench = make_bench(max_model_len=1024, num_blocks=400, max_num_batched_tokens=1024, cost=COST)
-    assert COST.ample_prefill_tokens == pytest.approx(250)
+    cost = replace(COST, base_s=0.02)
+    bench = make_bench(max_model_len=1024, num_blocks=400, max_num_batched_tokens=1024, cost=cost)
+    assert cost.ample_prefill_tokens == pytest.approx(500)
     for _ in range(4):
-        bench.add(150)
+        bench.add(300)
 
     first = bench.plan()
     bench.apply()
     second = bench.plan()
     bench.apply()
 
-    assert first.num_tokens == [150, 150]
-    assert second.num_tokens == [1, 1, 150, 150]
+    assert first.num_tokens == [300, 300]
+    assert second.num_tokens == [1, 1, 300, 300]
     bench.run()
     bench.assert_all_as_expected()
+
+
+@pytest.mark.parametrize("base_s", [0.0, 1e-9])
+def test_steps_are_made_where_none_has_a_fixed_part(make_bench, base_s: float) -> None:
+    bench = make_bench(num_blocks=400, max_num_batched_tokens=1024, cost=replace(COST, base_s=base_s))
+    for _ in range(3):
+        bench.add(20)
+
+    assert bench.plan().num_tokens == [20, 20, 20]
+    bench.apply()
+    bench.run()
 
 
 def test_one_long_prompt_is_not_cut_for_it(make_bench) -> None:
