@@ -41,6 +41,11 @@ def plan(
     device_bytes = int(_gib(gpu) * 2**30)
     usable = int(device_bytes * gpu_memory_utilization)
     tokens = context or config.max_position_embeddings
+    if tokens > config.max_position_embeddings:
+        raise InvalidRequest(
+            f"--context is {tokens:,}, the model takes at most {config.max_position_embeddings:,} tokens",
+            "context",
+        )
     kv_bytes = 2 if settings.kv_cache_dtype == "auto" else 1
     sizes = [size for size in POWERS if _can_share(files, config, size)]
     if not sizes:

@@ -137,3 +137,13 @@ def test_codes_are_counted_with_their_copy_in_16_bits_where_a_gpu_keeps_one() ->
     assert plan_memory(*shape, device_bytes=8 * copies).weight_bytes == codes + copies
     assert plan_memory(*shape, device_bytes=8 * copies - 8).weight_bytes == codes
     assert count_copies(TINY, Quantization("fp8")) == 0
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    from deploy.commands import app
+
+    shape = "deploy/bench/shapes/llama-3-8b"
+    result = CliRunner().invoke(app, ["plan", shape, "--gpu", "H200", "--context", "20000"])
+
+    assert isinstance(result.exception, InvalidRequest)
+    assert "--context is 20,000, the model takes at most 8,192 tokens" in str(result.exception)

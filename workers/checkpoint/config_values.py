@@ -31,6 +31,8 @@ _NUMBERS = {
     "beta_fast": (0.0, math.inf),
     "beta_slow": (0.0, math.inf),
     "attention_factor": (0.0, math.inf),
+    "mscale": (0.0, math.inf),
+    "mscale_all_dim": (0.0, math.inf),
     "partial_rotary_factor": (0.0, 1.0),
 }
 """Numbers lie above the first and, where it is finite, at most at the second."""

@@ -76,6 +76,12 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
             f"{folder} holds a {name}, which --model-impl {model_impl} has not. {_SERVED}", "model"
         )
     family = FAMILIES[str(name)]
+    if flag(config, "use_bidirectional_attention"):
+        raise UserError(
+            "the model's config has use_bidirectional_attention = true: Shoal generates, and lets tokens see those "
+            "before them alone",
+            "model",
+        )
     num_heads = integer(config, "num_attention_heads")
     hidden_size = integer(config, "hidden_size")
     if config.get("head_dim") is None and hidden_size % num_heads:
@@ -114,7 +120,7 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
         windows=_windows(config, family),
         rope_kinds=_rope_kinds(config, family),
         local_rope_theta=local_theta(config),
-        rotary_dim=rotary_dim(config, head_dim),
+        rotary_dim=rotary_dim(config, family, head_dim),
         query_scale=integer(config, "query_pre_attn_scalar", 256) ** -0.5 if is_gemma else None,
         attention_soft_cap=number(config, "attn_logit_softcapping", 0.0),
         logit_soft_cap=number(config, "final_logit_softcapping", 0.0),

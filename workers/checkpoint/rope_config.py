@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from workers.checkpoint.config_values import Values, integer, number, positive_numbers
@@ -47,9 +48,19 @@ def local_theta(config: Values) -> float:
     return number(config, "rope_local_base_freq", _THETA)
 
 
-def rotary_dim(config: Values, head_dim: int) -> int | None:
-    """How many of a head's numbers are rotated; None: all."""
+def rotary_dim(config: Values, family: str, head_dim: int) -> int | None:
+    """How many of a head's numbers are rotated; None: all.
+
+    Raises:
+        UserError: a part, in a family whose heads are rotated whole.
+    """
     share = number(config, "partial_rotary_factor", number(_parameters(config), "partial_rotary_factor", 1.0))
+    if share != 1.0 and family != "phi3":
+        raise UserError(
+            f"the model's config has partial_rotary_factor = {share:g}: heads of {family} models are rotated whole, "
+            "leave it out",
+            "model",
+        )
     return None if share == 1.0 else int(head_dim * share)
 
 
@@ -80,15 +91,34 @@ def _yarn(raw: Values, config: Values) -> RopeScaling:
             f"the model's config has beta_slow = {slow:g} and beta_fast = {fast:g}: the first must be lower",
             "model",
         )
+    if raw.get("truncate") not in (None, True):
+        raise UserError(
+            f"the model's config has truncate = {raw['truncate']!r} in its RoPE scaling: Shoal's YaRN has whole bounds "
+            "only",
+            "model",
+        )
     longest = integer(config, "max_position_embeddings", 2048)
+    factor = number(raw, "factor")
     return RopeScaling(
         "yarn",
-        number(raw, "factor"),
+        factor,
         original_max_position_embeddings=integer(raw, "original_max_position_embeddings", longest),
         beta_fast=fast,
         beta_slow=slow,
-        attention_factor=_attention_factor(raw),
+        attention_factor=_yarn_attention_factor(raw, factor),
     )
+
+
+def _yarn_attention_factor(raw: Values, factor: float) -> float | None:
+    """What queries and keys are multiplied by; None: as the paper has it (Peng et al. 2023, arXiv:2309.00071, 3.4).
+
+    DeepSeek's two exponents, where a config has both, say it as a quotient.
+    """
+    given = _attention_factor(raw)
+    if given is not None or not (raw.get("mscale") and raw.get("mscale_all_dim")):
+        return given
+    scales = [0.1 * number(raw, key) * math.log(factor) + 1.0 for key in ("mscale", "mscale_all_dim")]
+    return scales[0] / scales[1]
 
 
 def _longrope(raw: Values, config: Values) -> RopeScaling:

@@ -38,7 +38,11 @@ def check_deterministic(
             raise _refused(f"{given} on a CPU: give {name}")
     has_window = any(config.window(index) for index in range(config.num_layers))
     has_odd_heads = config.head_dim % HEAD_DIM_STEP or config.head_dim > MAX_HEAD_DIM
-    if has_window or config.attention_soft_cap or has_odd_heads:
+    if has_odd_heads:
+        raise _refused(
+            f"heads of {config.head_dim} numbers on a CPU: multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM} are"
+        )
+    if has_window or config.attention_soft_cap:
         raise _refused("this family's attention on a CPU, which has no kernel of its own there")
     if native_kernels() is None:
         raise _refused("a CPU without a C compiler, of which its kernels are made")

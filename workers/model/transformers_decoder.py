@@ -141,8 +141,14 @@ class TransformersDecoder:
         outputs = self._model.base_model(
             input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **{KEYWORD: attention}
         )
-        states: Tensor = outputs.last_hidden_state[0]
-        return states
+        states: Tensor | None = getattr(outputs, "last_hidden_state", None)
+        if states is None:
+            raise UserError(
+                f"{type(self._model).__name__} gives no hidden states apart from its logits: its layers cannot be "
+                "run by Shoal",
+                "model",
+            )
+        return states[0]
 
     def _try(self, token_ids: Tensor, wanted: Tensor, name: str, is_quantized: bool) -> None:
         """Compute a prompt in several steps over blocks; what comes out must be what transformers computes."""

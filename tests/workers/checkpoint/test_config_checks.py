@@ -139,6 +139,11 @@ def test_a_value_that_cannot_be_right_is_named_with_what_can(
         (YARN | {"factor": "4"}, "factor = '4'"),
         (YARN | {"beta_slow": 40}, "beta_slow = 40 and beta_fast = 32"),
         (YARN | {"attention_factor": 0}, "attention_factor = 0"),
+        (YARN | {"truncate": False}, "truncate = False"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor = 0.5: heads of llama models are rotated whole",
+        ),
         (LONGROPE | {"short_factor": None}, "short_factor = None"),
         (LONGROPE | {"long_factor": [1.0] * 7}, "7 numbers in long_factor: it must have one for each of 8"),
         (LONGROPE | {"long_factor": [0.0] * 8}, "long_factor = .0.0"),
@@ -153,6 +158,11 @@ def test_stretching_with_a_part_missing_or_impossible_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         read_model_config(write(tmp_path, {"rope_scaling": scaling}))
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="use_bidirectional_attention = true"):
+        read_model_config(write(tmp_path, FAMILIES["gemma3"] | {"use_bidirectional_attention": True}))
 
 
 def test_widths_that_heads_do_not_divide_need_the_width_of_a_head(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ FAMILIES = {
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "llama with biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "yarn": ("LlamaConfig", {"rope_parameters": YARN_ROPE}),
+    "yarn with two exponents": (
+        "LlamaConfig",
+        {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.3}},
+    ),
     "mistral with a window": ("MistralConfig", {"sliding_window": 24}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen3 moe": (
