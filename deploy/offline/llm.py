@@ -26,7 +26,7 @@ from deploy.offline.outputs import (
     RequestOutput,
 )
 from deploy.offline.pooling import PooledChoice, pooled_params, unit
-from deploy.offline.prompts import Prompt, as_list, load_tokenizer, params_for
+from deploy.offline.prompts import Prompt, as_list, conversation, load_tokenizer, params_for
 from deploy.offline.request_writer import RequestWriter
 from deploy.offline.sampling_params import SamplingParams
 from deploy.settings import make_settings
@@ -164,6 +164,10 @@ class LLM:
             sampling_params: one for all, or one for each conversation.
             tools: functions that the template shows; the output is text as the model writes it.
             chat_template_kwargs: variables of the template's own.
+
+        Raises:
+            UserError: a conversation is none that ``/v1/chat/completions`` would take, or cannot be served;
+                nothing was generated.
         """
         if self.tokenizer is None:
             raise InvalidRequest("chat needs the tokenizer: leave out skip_tokenizer_init", "messages")
@@ -175,9 +179,11 @@ class LLM:
             tools=list(tools or ()),
             kwargs=dict(chat_template_kwargs or {}),
         )
-        prompts = [
-            {"prompt_token_ids": self.tokenizer.encode_chat(list(one), options)} for one in conversations
-        ]
+        prompts = []
+        for index, one in enumerate(conversations):
+            with naming_prompt(index, len(conversations)):
+                told = conversation(one, self.tokenizer.chat_template)
+                prompts.append({"prompt_token_ids": self.tokenizer.encode_chat(told, options)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(

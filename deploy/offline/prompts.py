@@ -8,10 +8,16 @@ from numbers import Integral
 from operator import index
 from typing import Any
 
+from pydantic import Field, ValidationError
+
 from deploy.offline.sampling_params import SamplingParams
 from deploy.preflight import text_files
 from deploy.served_model import template_of
 from deploy.settings import ServeSettings
+from router.openai.errors import invalid_body
+from router.openai.messages import template_messages
+from router.openai.schema import Body, ChatMessage
+from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
@@ -74,6 +80,28 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
         raise InvalidRequest(
             f"a prompt has token ids that are no integers ({error}); {_FORMS}", "prompt"
         ) from None
+
+
+class _Conversation(Body):
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+
+
+def conversation(
+    messages: Iterable[Mapping[str, Any]], template: ChatTemplate | None
+) -> list[dict[str, object]]:
+    """Messages as the template takes them, checked as those of ``POST /v1/chat/completions`` are.
+
+    Raises:
+        InvalidRequest: they are no conversation; the field at fault is named.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequest(f"a conversation is {_named(messages)}; give a list of messages", "messages")
+    given = {"messages": [dict(one) if isinstance(one, Mapping) else one for one in messages]}
+    try:
+        body = _Conversation.model_validate(given)
+    except ValidationError as error:
+        raise invalid_body(error, given) from None
+    return template_messages(body.messages, template)
 
 
 def params_for(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from router.openai.structured import parsed_schema
 from router.text.grammars import (
     choice_grammar,
     json_object_grammar,
@@ -24,21 +24,28 @@ class StructuredOutputsParams:
         InvalidRequest: none or several are given, or it cannot be read.
     """
 
-    json: dict[str, Any] | str | None = None
-    """A JSON schema."""
+    json: dict[str, Any] | bool | str | None = None
+    """A JSON schema, or its text."""
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     """Lark or EBNF."""
     json_object: bool | None = None
+    """False asks for nothing."""
 
     def __post_init__(self) -> None:
         """Check that one is given."""
-        given = [name for name in self.__slots__ if getattr(self, name)]
+        given = [name for name in self.__slots__ if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
         if len(given) != 1:
             raise InvalidRequest(
                 f"structured_outputs needs one of {', '.join(self.__slots__)}; given: {', '.join(given) or 'none'}",
                 "structured_outputs",
+            )
+        if self.choice is not None and not self.choice:
+            raise InvalidRequest(
+                "structured_outputs.choice is empty: nothing could be said", "structured_outputs"
             )
 
     @property
@@ -46,11 +53,11 @@ class StructuredOutputsParams:
         """The grammar, as the engine takes it."""
         try:
             if self.json is not None:
-                return json_schema_grammar(json.loads(self.json) if isinstance(self.json, str) else self.json)
+                return json_schema_grammar(parsed_schema(self.json))
             if self.regex is not None:
                 return regex_grammar(self.regex)
             if self.choice is not None:
                 return choice_grammar(self.choice)
             return text_grammar(self.grammar) if self.grammar is not None else json_object_grammar()
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:  # callers of Python may give anything
             raise InvalidRequest(f"structured_outputs: {error}", "structured_outputs") from error

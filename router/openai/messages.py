@@ -49,8 +49,11 @@ def template_options(body: TemplateFields, tools: Sequence[Tool]) -> TemplateOpt
 def _message(message: ChatMessage, place: str, template: ChatTemplate | None) -> dict[str, object]:
     is_developer = message.role == "developer" and not (template is not None and template.knows_developer)
     found: dict[str, object] = {"role": "system" if is_developer else message.role}
-    if message.content is None and not message.tool_calls:
+    if message.content is None and not message.tool_calls and not message.refusal:
         raise InvalidRequest(f"{place}.content: is missing", f"{place}.content")
+    if message.refuses and message.role != "assistant":
+        field = f"{place}.refusal" if message.refusal else f"{place}.content"
+        raise InvalidRequest(f"{field}: only an assistant refuses", field)
     text = message.text
     parts = template is not None and template.takes_parts
     found["content"] = [{"type": "text", "text": text}] if parts else text

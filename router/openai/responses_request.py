@@ -61,6 +61,8 @@ def responses_message(message: str, param: str | None) -> str:
 
 def responses_param(param: str | None) -> str | None:
     """The field of the responses API for one of the chat's."""
+    if param is not None and param.startswith("tools["):
+        return param.replace("].function", "]", 1)
     for theirs, ours in _PARAMS.items():
         if param is not None and param.startswith(theirs):
             return ours

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from router.openai.schema import Body, ReasoningEffort
+from router.openai.schema import Body, ReasoningEffort, RefusalPart, part_kind
 from router.openai.tools_schema import choice_kind
 
 _STORED = "nothing is stored between requests: send all earlier items in input instead"
@@ -25,6 +25,11 @@ class InputText(Body):
     logprobs: list[Any] | None = None
 
 
+MessagePart = Annotated[
+    Annotated[InputText, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(part_kind)
+]
+
+
 def _text_kind(value: object) -> str:
     return "<many>" if isinstance(value, list) else "<one>"
 
@@ -35,7 +40,7 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<one>")] | Annotated[list[InputText], Field(fail_fast=True), Tag("<many>")],
+        Annotated[str, Tag("<one>")] | Annotated[list[MessagePart], Field(fail_fast=True), Tag("<many>")],
         Discriminator(_text_kind),
     ]
     id: str | None = None

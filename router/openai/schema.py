@@ -149,29 +149,53 @@ class TextPart(_Strict):
     text: str
 
 
+class RefusalPart(_Strict):
+    """A refusal among the parts of an assistant's message, given back."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return self.refusal
+
+
+def part_kind(value: object) -> str:
+    """Tag of a part of a message: a refusal, or text."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(part_kind)
+]
+
+
 class ChatMessage(_Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
-            Annotated[str, Tag("<one>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<many>")],
+            Annotated[str, Tag("<one>")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("<many>")],
             Discriminator(_one_or_many),
         ]
         | None
     ) = None
-    """May be missing only where an assistant calls tools."""
+    """May be missing only where an assistant calls tools or refuses."""
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """An earlier answer's thinking, given back; what is shown of it is the template's to say."""
-    refusal: Unset
+    refusal: str | None = None
+    """An earlier answer's, given back: text behind the content."""
     annotations: Unset
     audio: Unset
     function_call: Unset
 
-    @field_validator("refusal", "annotations", "audio", "function_call")
+    @field_validator("annotations", "audio", "function_call")
     @classmethod
     def must_be_unset(cls, value: Any) -> Any:
         """Null or empty, as the official client gives back an answer; anything else has no meaning here."""
@@ -181,10 +205,17 @@ class ChatMessage(_Strict):
 
     @property
     def text(self) -> str:
-        """Content as one string."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
+        """Content and refusal as one string."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        return content + (self.refusal or "")
+
+    @property
+    def refuses(self) -> bool:
+        """True if some of its text is a refusal."""
+        parts = () if self.content is None or isinstance(self.content, str) else self.content
+        return bool(self.refusal) or any(isinstance(part, RefusalPart) for part in parts)
 
 
 class TemplateFields(_Strict):

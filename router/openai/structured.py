@@ -166,6 +166,18 @@ def wanted_grammar(body: StructuredFields) -> WantedGrammar | None:
     return WantedGrammar(text, param, _schema_of(body))
 
 
+def parsed_schema(schema: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
+    """A schema that may be given as its text.
+
+    Raises:
+        ValueError: it is no schema.
+    """
+    found = orjson.loads(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, dict | bool):
+        raise ValueError("a schema must be a JSON object")
+    return found
+
+
 def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
     wishes: list[tuple[str, Callable[[], str]]] = []
     form = body.response_format
@@ -223,9 +235,9 @@ def _schema_of(body: StructuredFields) -> Schema | None:
     if asked is not None and asked.whitespace_pattern is None:
         if asked.json_object:
             return {"type": "object"}
-        return _parsed(asked.json_) if asked.json_ is not None else None
+        return parsed_schema(asked.json_) if asked.json_ is not None else None
     if body.guided_json is not None and body.guided_whitespace_pattern is None:
-        return _parsed(body.guided_json)
+        return parsed_schema(body.guided_json)
     return None
 
 
@@ -240,7 +252,7 @@ def _vllm_wishes(
     wishes: list[tuple[str, Callable[[], str]]] = []
     if schema is not None:
         wishes.append(
-            (f"{prefix}json", lambda: json_schema_grammar(_parsed(schema), whitespace or WHITESPACE))
+            (f"{prefix}json", lambda: json_schema_grammar(parsed_schema(schema), whitespace or WHITESPACE))
         )
     if regex is not None:
         wishes.append((f"{prefix}regex", lambda: regex_grammar(regex)))
@@ -249,15 +261,6 @@ def _vllm_wishes(
     if grammar is not None:
         wishes.append((f"{prefix}grammar", lambda: text_grammar(grammar)))
     return wishes
-
-
-def _parsed(schema: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
-    if not isinstance(schema, str):
-        return schema
-    found = orjson.loads(schema)
-    if not isinstance(found, dict | bool):
-        raise ValueError("a schema must be a JSON object")
-    return found
 
 
 def _tag_format(text: str) -> TagFormat:

@@ -10,6 +10,7 @@ from router.openai.tools_schema import MAX_TOOLS, AllowedToolsChoice, ChatTool, 
 from router.text.grammars import WantedGrammar, quoted
 from router.text.tokenizer import Tokenizer
 from router.text.tools.formats import Tool, ToolFormat
+from router.text.tools.object_schema import allows_objects
 from workers.engine.errors import InvalidRequest
 
 
@@ -43,7 +44,7 @@ def tool_use(
     """How the body's tools are used; None if they are not.
 
     Args:
-        answer: the form that the body wants for an answer that is no call.
+        answer: the form that the body wants: by ``response_format`` for an answer that is no call, else for any.
         allows_auto: whether the model may decide by itself.
 
     Raises:
@@ -71,6 +72,12 @@ def tool_use(
         return quoted(marker) if token_id is None else f"<[{token_id}]>"
 
     if must_call:
+        if answer is not None and answer.param != "response_format":
+            raise InvalidRequest(
+                f"{answer.param}: an answer that must be a call has the form of its tools: "
+                'leave it out, or set tool_choice to "none"',
+                answer.param,
+            )
         text = tool_format.grammar(tools, is_one=is_one, literal=literal)
         return ToolUse(tools, tool_format, WantedGrammar(text, "tools"), is_named, is_demanded=True)
     if not allows_auto:
@@ -82,7 +89,7 @@ def tool_use(
     if answer is not None and answer.schema is None:
         raise InvalidRequest(
             f"{answer.param}: cannot be followed by a model that may also call tools: "
-            'set tool_choice to "none" or "required", or ask for JSON',
+            'set tool_choice to "none", or ask for JSON',
             answer.param,
         )
     grammar = None
@@ -100,7 +107,7 @@ def listed_tools(chat_tools: Sequence[ChatTool] | None) -> list[Tool]:
     """The functions of a body.
 
     Raises:
-        InvalidRequest: they are too many, or two have one name.
+        InvalidRequest: they are too many, two have one name, or one takes what is no object.
     """
     given = chat_tools or []
     if len(given) > MAX_TOOLS:
@@ -114,6 +121,14 @@ def listed_tools(chat_tools: Sequence[ChatTool] | None) -> list[Tool]:
         )
         for tool in given
     ]
+    for index, tool in enumerate(tools):
+        if tool.parameters is not None and not allows_objects(tool.parameters):
+            param = f"tools[{index}].function.parameters"
+            raise InvalidRequest(
+                f"{param}: allows no object, which arguments always are: "
+                'give {"type": "object", "properties": ...}',
+                param,
+            )
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import BaseModel, ValidationError
 
@@ -39,9 +39,11 @@ def parse(data: bytes) -> pb.GenerateRequest | InvalidRequest:
         request = pb.GenerateRequest.FromString(data)
     except DecodeError:
         return InvalidRequest("the message is no GenerateRequest: cut short, or text that is no UTF-8")
-    unknown = UnknownFieldSet(request)
-    if len(unknown):
-        return InvalidRequest(f"field number {unknown[0].field_number} of the message is not known here")
+    unknown = _unknown_field(request)
+    if unknown is not None:
+        number, param = unknown
+        of = param or "the message"
+        return InvalidRequest(f"field number {number} of {of} is not known here", param)
     return request
 
 
@@ -96,6 +98,28 @@ def in_its_words(error: UserError, request: pb.GenerateRequest) -> tuple[str, st
     if error.message.startswith(error.param):
         return named + error.message[len(error.param) :], named
     return error.message, named
+
+
+def _unknown_field(message: Message, path: str = "") -> tuple[int, str | None] | None:
+    """Number of a field that ``message``, or a message in it, should not have, and the name of what has it.
+
+    Of a map's entry the whole map is named: protobuf itself puts such an entry among the unknown fields.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        return unknown[0].field_number, path or None
+    for field, value in message.ListFields():
+        name = f"{path}.{field.name}" if path else field.name
+        if isinstance(value, Message):
+            inside = [(name, value)]
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            inside = [(f"{name}[{index}]", one) for index, one in enumerate(value)]
+        else:
+            continue
+        for place, one in inside:
+            if (found := _unknown_field(one, place)) is not None:
+                return found
+    return None
 
 
 def _form(request: pb.GenerateRequest) -> dict[str, Any]:

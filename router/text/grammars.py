@@ -65,8 +65,10 @@ def text_grammar(text: str) -> str:
     """Of a grammar that a user wrote: Lark, or EBNF as llama.cpp and xgrammar have it (``root ::= ...``).
 
     Raises:
-        ValueError: EBNF that cannot be read.
+        ValueError: EBNF that cannot be read, or nothing at all.
     """
+    if not text.strip():
+        raise ValueError("the grammar is empty")
     if "::=" not in text:
         return text
     try:

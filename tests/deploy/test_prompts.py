@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.offline.prompts import as_list, encoded, params_for
+from deploy.offline.prompts import as_list, conversation, encoded, params_for
 from deploy.offline.sampling_params import SamplingParams
 from workers.engine.errors import InvalidRequest
 
@@ -81,3 +81,37 @@ def test_parameters_are_for_all_prompts_or_one_each() -> None:
     assert params_for(iter(some), 2) == some
     with pytest.raises(InvalidRequest, match="2 sampling_params for 3 prompts"):
         params_for(some, 3)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "wizard", "content": "a"}], "messages[0].role"),
+        ([{"role": "user", "content": "a"}, {"content": "a"}], "messages[1].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
+        (["a"], "messages[0]"),
+        ([], "messages"),
+        ("a", "messages"),
+        (5, "messages"),
+    ],
+    ids=str,
+)
+def test_messages_are_checked_as_over_http(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        conversation(messages, None)
+
+    assert caught.value.param == param
+
+
+def test_messages_reach_the_template_as_over_http() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+    told = conversation(
+        ({"role": "developer", "content": parts}, {"role": "assistant", "tool_calls": [call]}), None
+    )
+
+    assert told[0] == {"role": "system", "content": "ab"}
+    assert told[1]["tool_calls"] == [{**call, "function": {"name": "f", "arguments": {"x": 1}}}]

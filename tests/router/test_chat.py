@@ -199,6 +199,29 @@ async def test_an_answer_may_be_given_back_as_the_client_dumps_it(make_edge) -> 
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "I cannot."},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"content": [{"type": "text", "text": "I "}, {"type": "refusal", "refusal": "cannot."}]},
+        {"content": "I ", "refusal": "cannot."},
+    ],
+)
+async def test_an_earlier_refusal_is_text_of_the_assistants(make_edge, said: dict[str, Any]) -> None:
+    edge = await make_edge(ScriptedReplica(script=says("ok")))
+    asked = {"role": "user", "content": "a"}
+
+    answer = await edge.chat(messages=[asked, {"role": "assistant", **said}, asked])
+    by_user = await edge.chat(messages=[{"role": "user", **said}])
+
+    assert answer.status_code == 200, answer.text
+    sent = bytes(i if i < 256 else 0 for i in edge.replica.submits[0].prompt_token_ids)
+    assert b"\0assistant\nI cannot.\0\n" in sent
+    assert by_user.status_code == 400
+    assert "only an assistant refuses" in by_user.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("asked", "sent"), [(-1, 2**64 - 1), (0, 0), (2**63, 2**63)])
 async def test_a_seed_is_kept(make_edge, asked: int, sent: int) -> None:
     edge = await make_edge(ScriptedReplica(script=says("ok")))

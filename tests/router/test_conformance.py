@@ -6,6 +6,7 @@ of it. ``python tests/router/test_conformance.py`` writes the table in ``deploy/
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,14 +40,16 @@ class Field:
     """The engine's parameter that must hold the value then."""
     others: dict[str, Any] | None = None
     """Further fields that it needs."""
+    refuses: Any = None
+    """A value that is refused all the same."""
 
 
 def works(value: Any, shown_by: str = "", reaches: str = "", **others: Any) -> Field:
     return Field(WORKS, value, shown_by, reaches, others)
 
 
-def no_effect(value: Any) -> Field:
-    return Field(NO_EFFECT, value)
+def no_effect(value: Any, refuses: Any = None) -> Field:
+    return Field(NO_EFFECT, value, refuses=refuses)
 
 
 def refused(value: Any) -> Field:
@@ -89,7 +92,7 @@ CHAT = {
     "logprobs": works(True, "test_chat.py::test_logprobs_have_tokens_and_bytes"),
     "top_logprobs": works(2, "test_chat.py::test_logprobs_have_tokens_and_bytes", logprobs=True),
     "response_format": works({"type": "json_object"}, "test_structured.py::test_each_form_becomes_a_grammar"),
-    "modalities": no_effect(["text"]),
+    "modalities": no_effect(["text"], refuses=["audio"]),
     "prediction": no_effect({"type": "content", "content": "x"}),
     "verbosity": no_effect("low"),
     "tools": works([TOOL], "test_tools.py::test_a_call_in_the_models_own_words_is_a_call"),
@@ -154,7 +157,7 @@ RESPONSES = {
     "parallel_tool_calls": works(
         False, "test_tools.py::test_a_call_that_is_demanded_matches_its_schema", tools=[RESPONSES_TOOL]
     ),
-    "background": no_effect(False),
+    "background": no_effect(False, refuses=True),
     "max_tool_calls": no_effect(3),
     "stream_options": no_effect({"include_obfuscation": False}),
     "user": no_effect("me"),
@@ -212,14 +215,16 @@ async def test_a_field_does_what_the_table_says(
             limit = {}
         return await edge.client.post(endpoint.path, json={**limit, **body})
 
-    answer = await send(**{name: field.value})
-
-    if field.state == REFUSED:
-        error = answer.json()["error"]
-        assert answer.status_code == 400
+    wrong = field.value if field.state == REFUSED else field.refuses
+    if wrong is not None:
+        refusal = await send(**{name: wrong})
+        error = refusal.json()["error"]
+        assert refusal.status_code == 400
         assert re.split(r"[.\[]", error["param"])[0] == name
         assert error["message"]
+    if field.state == REFUSED:
         return
+    answer = await send(**{name: field.value})
     assert answer.status_code == 200, answer.text
     if field.state == NO_EFFECT:
         without = await send()
@@ -256,7 +261,8 @@ def table() -> str:
         for name, field in sorted(
             endpoint.fields.items(), key=lambda item: (item[1].state != WORKS, item[0])
         ):
-            lines.append(f"| `{name}` | {field.state} | `{field.shown_by or here}` |")
+            but = "" if field.refuses is None else f"; `{json.dumps(field.refuses)}` is refused"
+            lines.append(f"| `{name}` | {field.state}{but} | `{field.shown_by or here}` |")
         lines.append("")
     return "\n".join(lines)
 

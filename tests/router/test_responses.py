@@ -292,3 +292,25 @@ async def test_the_official_client_counts_what_a_response_would_be_billed_for(ma
     assert answer.usage is not None
     assert counted.input_tokens == answer.usage.input_tokens
     assert len(edge.replica.submits) == 1
+
+
+async def test_an_earlier_refusal_is_text_of_the_assistants(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    said = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    asked = {"role": "user", "content": "a"}
+
+    answer = await edge.client.post("/v1/responses", json={"model": "tiny", "input": [asked, said, asked]})
+
+    assert answer.status_code == 200, answer.text
+    assert b"I cannot." in bytes(i for i in edge.replica.submits[0].prompt_token_ids if i < 256)
+
+
+async def test_parameters_that_are_no_object_are_named_as_they_were_given(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    tools = [{"type": "function", "name": "f", "parameters": {"enum": [5]}}]
+
+    answer = await edge.client.post("/v1/responses", json={"model": "tiny", "input": "a", "tools": tools})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools[0].parameters")
+    assert error["message"].startswith("tools[0].parameters: allows no object")

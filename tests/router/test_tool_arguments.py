@@ -90,3 +90,23 @@ async def test_a_function_that_cannot_be_called_is_refused(demanded: Demanded) -
 
     with pytest.raises(AssertionError, match="tools"):
         await demanded.ask(parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"type": ["object", "null"]},
+        {"enum": [5, {}]},
+        {"anyOf": [{"type": "integer"}, {"type": "object"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": ["object", "integer", "null"]}}},
+    ],
+    ids=str,
+)
+async def test_arguments_are_an_object_whatever_else_the_schema_allows(
+    demanded: Demanded, parameters: dict[str, Any]
+) -> None:
+    await demanded.ask(parameters)
+
+    assert demanded.allows("{}")
+    assert [text for text in ("5", "null", "[]", '"a"') if demanded.allows(text)] == []

@@ -209,10 +209,8 @@ async def test_json_may_be_asked_for_beside_tools(make_edge, byte_vocabulary, en
 
 async def test_a_bad_schema_of_a_tool_is_refused(make_edge) -> None:
     edge = await make_edge(ScriptedReplica())
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "parameters": {"type": "array", "uniqueItems": True}},
-    }
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     answer = await edge.chat(tools=[tool], tool_choice="required")
 
@@ -355,3 +353,27 @@ async def test_thinking_ends_within_its_budget(make_edge, byte_vocabulary, engin
     assert choice["message"]["content"] in ("yes", "no")
     assert choice["finish_reason"] == "stop"
     assert len(choice["message"]["reasoning_content"]) <= 20
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}], ids=str)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+    ],
+    ids=str,
+)
+async def test_a_form_that_a_demanded_call_cannot_have_is_refused(
+    make_edge, choice: Any, fields: dict[str, Any], param: str
+) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    refused = await edge.chat(tools=[NOW], tool_choice=choice, **fields)
+    of_text = await edge.chat(
+        tools=[NOW], tool_choice=choice, response_format={"type": "json_object"}, max_tokens=1
+    )
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert of_text.status_code == 200

@@ -13,6 +13,7 @@ from typing import Any
 
 from router.text.grammars import Schema, json_rule, quoted
 from router.text.tools.closed_schema import closed
+from router.text.tools.object_schema import of_objects
 
 MAX_CALLS = 16
 """Calls of one message where a grammar says how many there may be."""
@@ -36,7 +37,7 @@ class Tool:
     @property
     def schema(self) -> Schema:
         """Of its arguments, without such as it does not name."""
-        return _NO_ARGUMENTS if self.parameters is None else closed(self.parameters)
+        return _NO_ARGUMENTS if self.parameters is None else closed(of_objects(self.parameters))
 
     @property
     def takes_nothing(self) -> bool:

@@ -108,6 +108,37 @@ async def test_bytes_that_are_no_request_are_the_callers_mistake(
     assert await call(channel, {"prompt": "a", "max_tokens": 1})
 
 
+UNKNOWN = b"\x48\x01"
+"""Field number 9."""
+
+
+def nested(field: int, inner: bytes) -> bytes:
+    """A field that holds a message."""
+    return bytes([field << 3 & 0x7F | 0x82, field >> 4, len(inner)]) + inner
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "number"),
+    [
+        (nested(25, b"\x0a\x01a" + UNKNOWN), "choice", 9),
+        (nested(3, b"\x0a\x01\x05" + UNKNOWN), "prompt_token_ids", 9),
+        (nested(4, UNKNOWN), "conversation", 9),
+        (nested(4, nested(1, b"\x0a\x04user") + nested(1, UNKNOWN)), "conversation.messages[1]", 9),
+        (nested(19, b"\x08\x05\x11" + bytes(8) + UNKNOWN), None, 19),
+    ],
+    ids=["texts", "token ids", "conversation", "message", "entry of a map"],
+)
+async def test_a_field_that_is_not_known_is_refused_however_deep_it_stands(
+    connect: Any, data: bytes, param: str | None, number: int
+) -> None:
+    _, channel = await connect(ScriptedReplica())
+
+    error = await refused(channel, b"\x0a\x04tiny" + data)
+
+    assert (error.code(), trailing(error).get("shoal-param")) == (INVALID, param)
+    assert f"field number {number} of {param or 'the message'} is not known" in error.details()
+
+
 async def test_a_message_may_be_as_long_as_a_body_and_no_longer(connect: Any) -> None:
     _, channel = await connect(ScriptedReplica(), limits=Limits(max_body_bytes=6 << 20))
     within, beyond = ({"prompt": "a" * (num << 20)} for num in (5, 7))
