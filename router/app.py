@@ -113,7 +113,9 @@ def build_app(
     @app.post("/v1/responses/input_tokens", openapi_extra=body_of("ResponsesBody"))
     async def response_input_tokens(request: Request) -> Response:
         body = await read_wish(request, ResponsesBody)
-        return errors.json_response(await count_input_tokens(ingress, body, uuid.uuid4().hex))
+        return errors.json_response(
+            await count_input_tokens(ingress, request.state.tenant, body, uuid.uuid4().hex)
+        )
 
     @app.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
     async def stored_response(response_id: str) -> Response:
@@ -142,12 +144,12 @@ def build_app(
     @app.post("/tokenize", openapi_extra=body_of("TokenizeBody"))
     async def post_tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeBody, max_body_bytes)
-        return errors.json_response(await tokenize(ingress, body))
+        return errors.json_response(await tokenize(ingress, request.state.tenant, body))
 
     @app.post("/detokenize", openapi_extra=body_of("DetokenizeBody"))
     async def post_detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody, max_body_bytes)
-        return errors.json_response(await detokenize(ingress, body))
+        return errors.json_response(await detokenize(ingress, request.state.tenant, body))
 
     @app.get("/version")
     async def get_version() -> Response:

@@ -50,6 +50,8 @@ class Limits:
     """Texts of one embeddings request; OpenAI's limit."""
     max_logprobs: int = 20
     """OpenAI's limit on ``top_logprobs``."""
+    max_unbounded_chars: int = 1024 * 1024
+    """Of a text whose number of tokens no model bounds: to be cut to its last tokens, or only to be tokenized."""
     max_stop_strings: int = 64
     max_stop_chars: int = 1024
     """Characters of one stop string: as many may be held back while streaming."""

@@ -11,28 +11,22 @@ from functools import partial
 
 from router.config import IngressConfig, Limits, ServedModelConfig
 from router.generation import Generation, TextParams
-from router.journal import PLAIN_TERMS, Prompt, PromptTerms
+from router.journal import Prompt
 from router.ledger import Ledger
 from router.membership import Membership
 from router.placement.policy import POLICIES
 from router.placement.prefix_index import PrefixIndex
 from router.replica_set import ReplicaSet
+from router.served_model import ServedModel
 from router.telemetry.traces import Traces
 from router.tenancy.gate import Gate
-from router.text.chat_template import PLAIN, Message, TemplateOptions
-from router.text.grammar_check import GrammarCheck
-from router.text.grammars import WantedGrammar
-from router.text.reasoning import REASONING, ReasoningSyntax
 from router.text.tokenizer import Tokenizer
-from router.text.tools.formats import FORMATS, ToolFormat, format_of_template
+from router.tokenizing import Tokenizing
 from router.trace_recorder import TraceRecorder
 from workers.checkpoint.source import ModelFiles
 from workers.checkpoint.vocabulary import Vocabulary, load_vocabulary
-from workers.engine.errors import PromptTooLong, UnknownModel
+from workers.engine.errors import UnknownModel
 from workers.engine.request import ChoiceParams
-
-LONG_PROMPT_CHARS = 8192
-"""From here on a prompt is tokenized in a thread: about 2 ms of work, which other streams would feel."""
 
 _RETIRE_POLL_S = 1.0
 _DRAIN_POLL_S = 0.05
@@ -40,137 +34,6 @@ _LAST_WORDS_S = 2.0
 """For the last event of a stream that is ended to reach its client."""
 _RECALL_TIMEOUT_S = 2.0
 """For the other ingresses to say what they know of a request."""
-
-
-class ServedModel:
-    """One model: its text side, and the replicas that run it."""
-
-    def __init__(
-        self,
-        config: ServedModelConfig,
-        tokenizer: Tokenizer,
-        replicas: ReplicaSet,
-        recorder: TraceRecorder | None = None,
-    ) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
-        self.replicas = replicas
-        self.recorder = recorder
-        self._grammars = GrammarCheck(tokenizer.table, tokenizer.special_token_ids)
-
-    @property
-    def num_grammars(self) -> int:
-        """Grammars known to compile."""
-        return self._grammars.num_remembered
-
-    @property
-    def name(self) -> str:
-        """The name that answers carry."""
-        return self.config.served_names[0]
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """How it writes calls: as configured, else as its template teaches."""
-        chosen = self.config.tool_call_parser
-        return FORMATS[chosen] if chosen is not None else format_of_template(self.tokenizer.template_source)
-
-    @property
-    def reasoning(self) -> ReasoningSyntax | None:
-        """How it marks its thinking; None if that is not told apart."""
-        chosen = self.config.reasoning_parser
-        return REASONING[chosen] if chosen is not None else None
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output: the configured limit, or what the smallest open replica takes."""
-        return min([self.config.max_model_len, *(shape.max_model_len for shape in self.replicas.shapes())])
-
-    async def stop(self) -> None:
-        """End its streams, and close its trace. Safe to call twice."""
-        await self.replicas.stop()
-        self._grammars.close()
-        if self.recorder is not None:
-            await asyncio.to_thread(self.recorder.close)
-
-    async def prompt_of_chat(
-        self,
-        messages: Sequence[Message],
-        options: TemplateOptions = PLAIN,
-        terms: PromptTerms = PLAIN_TERMS,
-    ) -> Prompt:
-        """Tokenize a conversation by the model's template."""
-        num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-        if self.tokenizer.chat_template is not None and terms.keep_last is None:
-            self._check_length(num_chars, terms, "messages")
-        num_chars += sum(len(str(shown)) for shown in (*options.tools, options.kwargs))
-        if num_chars < LONG_PROMPT_CHARS:
-            return self._checked(Prompt(self.tokenizer.encode_chat(messages, options), terms), "messages")
-        prompt = await asyncio.to_thread(self._tokenize_chat, messages, options, terms)
-        return self._checked(prompt, "messages")
-
-    async def prompt_of_text(
-        self,
-        text: str,
-        terms: PromptTerms = PLAIN_TERMS,
-        param: str = "prompt",
-        *,
-        add_special_tokens: bool = True,
-    ) -> Prompt:
-        """Tokenize a prompt that is text and that errors call ``param``."""
-        if terms.keep_last is None:
-            self._check_length(len(text), terms, param)
-        if len(text) < LONG_PROMPT_CHARS:
-            return self._checked(self._tokenize_text(text, terms, add_special_tokens), param)
-        prompt = await asyncio.to_thread(self._tokenize_text, text, terms, add_special_tokens)
-        return self._checked(prompt, param)
-
-    def prompt_of_ids(
-        self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS, param: str = "prompt"
-    ) -> Prompt:
-        """Take a prompt that is tokens and that errors call ``param``."""
-        return self._checked(Prompt(token_ids, terms), param)
-
-    async def check_grammar(self, grammar: WantedGrammar | None) -> None:
-        """Return if replicas can follow the grammar.
-
-        Raises:
-            InvalidRequest: they cannot; it names the field that asked for it.
-        """
-        if grammar is not None:
-            await self._grammars.check(grammar.text, grammar.param)
-
-    def _tokenize_chat(
-        self, messages: Sequence[Message], options: TemplateOptions, terms: PromptTerms
-    ) -> Prompt:
-        return self._hashed(Prompt(self.tokenizer.encode_chat(messages, options), terms))
-
-    def _tokenize_text(self, text: str, terms: PromptTerms, add_special_tokens: bool) -> Prompt:
-        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return self._hashed(Prompt(token_ids, terms))
-
-    def _hashed(self, prompt: Prompt) -> Prompt:
-        """Hash while off the event loop, for the kinds of replicas that are there now."""
-        if len(prompt) < self.max_model_len:
-            for shape in self.replicas.shapes():
-                prompt.hashes(shape)
-        return prompt
-
-    def _check_length(self, num_chars: int, terms: PromptTerms, param: str) -> None:
-        """Refuse, without tokenizing, megabytes that cannot fit."""
-        least = self.tokenizer.least_num_tokens(num_chars)
-        self._check_fits(least, terms, f"{num_chars} characters, which are at least {least} tokens", param)
-
-    def _checked(self, prompt: Prompt, param: str) -> Prompt:
-        self._check_fits(len(prompt), prompt.terms, f"{len(prompt)} tokens", param)
-        return prompt
-
-    def _check_fits(self, num_tokens: int, terms: PromptTerms, told: str, param: str) -> None:
-        most = self.max_model_len
-        if num_tokens + terms.has_output > most:
-            answer = " with its output" if terms.has_output else ""
-            raise PromptTooLong(
-                f"prompt has {told}, this model takes {most}{answer}: shorten the prompt", param
-            )
 
 
 def _no_wake(group: str) -> None:
@@ -200,6 +63,7 @@ class Ingress:
         self.traces: Traces | None = None
         """Whom to tell of each generation; None: nobody."""
         self.models: list[ServedModel] = []
+        self._tokenizing = Tokenizing(config.limits.max_unbounded_chars)
         self._membership = Membership()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retiring: set[asyncio.Task[None]] = set()
@@ -256,7 +120,7 @@ class Ingress:
             )
             if config.chat_template is not None:
                 vocabulary = replace(vocabulary, chat_template=config.chat_template)
-            kept[config] = ServedModel(config, Tokenizer(vocabulary), replicas, recorder)
+            kept[config] = ServedModel(config, Tokenizer(vocabulary), replicas, self._tokenizing, recorder)
         leaving = [model for model in self.models if model.config not in configs]
         self.models = [kept[config] for config in configs]
         for model in leaving:
@@ -292,6 +156,7 @@ class Ingress:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         await asyncio.gather(*(model.stop() for model in self.models))
+        self._tokenizing.close()
 
     def model(self, name: str) -> ServedModel:
         """The model that clients call ``name``.

@@ -7,7 +7,7 @@ from functools import partial
 from hashlib import blake2b
 
 from router.generation import Generation
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.journal import Prompt
 from router.openai.chat_message import GrowingMessage
 from router.openai.messages import template_messages, template_options
@@ -22,6 +22,7 @@ from router.openai.sampling import (
 from router.openai.schema import ChatBody
 from router.openai.structured import wanted_grammar
 from router.openai.tools import ToolUse, tool_use
+from router.served_model import ServedModel
 from router.text.message import MessageParser
 from router.text.reasoning import ReasoningParser, ReasoningSyntax
 from router.text.tools.call_parser import CallParser

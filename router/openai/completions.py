@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from router.generation import Choice, Delta, Generation
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.journal import Prompt, PromptTerms
 from router.openai import sse
 from router.openai.answer import GenerationResponse
@@ -28,6 +28,7 @@ from router.openai.sampling import (
 from router.openai.schema import CompletionBody
 from router.openai.structured import wanted_grammar
 from router.openai.usage import usage_object
+from router.served_model import ServedModel
 from router.text.detokenizer import TokenTable
 from workers.engine.errors import InvalidRequest
 

@@ -5,7 +5,6 @@ The engine computes the prompt and nothing more; the vector comes up with its on
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 from array import array
@@ -15,12 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from router.generation import Choice, Delta, Generation, TextParams
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.journal import POOLED_TERMS, Prompt
 from router.openai.answer import GenerationResponse
 from router.openai.metrics import Metrics
 from router.openai.sampling import check_token_ids, name_of_input
 from router.openai.schema import Body, input_kind
+from router.served_model import ServedModel
 from workers.engine.errors import InvalidRequest, ShoalError
 from workers.engine.request import ChoiceParams
 
@@ -151,7 +151,7 @@ async def _prompt(model: ServedModel, text: str | list[int], param: str, keep: i
         return model.prompt_of_ids(text if keep is None else _last(text, keep, model), POOLED_TERMS, param)
     if keep is None:
         return await model.prompt_of_text(text, POOLED_TERMS, param)
-    token_ids = await asyncio.to_thread(model.tokenizer.encode, text)
+    token_ids = await model.token_ids_of_text(text, param)
     return model.prompt_of_ids(_last(token_ids, keep, model), POOLED_TERMS, param)
 
 

@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 from router.generation import TextParams
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.journal import Prompt
+from router.served_model import ServedModel
 from workers.engine.errors import ShoalError
 from workers.engine.request import ChoiceParams
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
+from router.served_model import ServedModel
 from router.tenancy.keys import Tenant
 
 

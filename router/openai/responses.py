@@ -24,6 +24,7 @@ from router.openai.responses_request import chat_body, responses_message, respon
 from router.openai.responses_schema import ResponsesBody
 from router.openai.sampling import check_num_logprobs
 from router.openai.schema import ChatBody
+from router.tenancy.keys import Tenant
 from workers.engine.errors import PromptTooLong, UserError
 from workers.engine.request import FinishReason
 
@@ -49,13 +50,17 @@ async def answer_response(
     )
 
 
-async def count_input_tokens(ingress: Ingress, body: ResponsesBody, request_id: str) -> dict[str, Any]:
+async def count_input_tokens(
+    ingress: Ingress, tenant: Tenant, body: ResponsesBody, request_id: str
+) -> dict[str, Any]:
     """How many tokens the prompt of such a response has; nothing is generated.
 
     Raises:
         UserError: the body asks for what this model cannot give.
+        Forbidden, RateLimited: the key does not reach so far.
     """
-    chat = await _prepare(ingress, body, request_id)
+    with ingress.gate.visit(tenant, ingress.model(body.model).config.served_names):
+        chat = await _prepare(ingress, body, request_id)
     return {"object": "response.input_tokens", "input_tokens": chat.generation.num_prompt_tokens}
 
 

@@ -7,11 +7,13 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.openai.messages import template_messages, template_options
 from router.openai.sampling import check_token_ids
 from router.openai.schema import Body, ChatMessage, TemplateFields
 from router.openai.tools import listed_tools
+from router.served_model import ServedModel
+from router.tenancy.keys import Tenant
 
 
 class TokenizeBody(TemplateFields):
@@ -39,34 +41,37 @@ class DetokenizeBody(Body):
     tokens: list[int] = Field(fail_fast=True)
 
 
-async def tokenize(ingress: Ingress, body: TokenizeBody) -> dict[str, Any]:
+async def tokenize(ingress: Ingress, tenant: Tenant, body: TokenizeBody) -> dict[str, Any]:
     """Token ids of a prompt or a conversation, as a generation would see them.
 
     Raises:
-        UserError: an unknown model, or messages that its template refuses.
+        UserError: an unknown model, a text that is too long, or messages that its template refuses.
+        Forbidden, RateLimited: the key does not reach so far.
     """
     model = _model(ingress, body.model)
-    token_ids = await asyncio.to_thread(_encode, model, body)
+    with ingress.gate.visit(tenant, model.config.served_names):
+        token_ids = await _token_ids(model, body)
     answer: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": model.max_model_len,
         "tokens": token_ids,
     }
     if body.return_token_strs:
-        table = model.tokenizer.table
-        answer["token_strs"] = [table.bytes_of(i).decode("utf-8", "replace") for i in token_ids]
+        answer["token_strs"] = await asyncio.to_thread(_spelled, model, token_ids)
     return answer
 
 
-async def detokenize(ingress: Ingress, body: DetokenizeBody) -> dict[str, Any]:
+async def detokenize(ingress: Ingress, tenant: Tenant, body: DetokenizeBody) -> dict[str, Any]:
     """Text of token ids, control tokens included.
 
     Raises:
         UserError: an unknown model, or an id outside its vocabulary.
+        Forbidden, RateLimited: the key does not reach so far.
     """
     model = _model(ingress, body.model)
     check_token_ids(body.tokens, len(model.tokenizer.table), "tokens")
-    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    with ingress.gate.visit(tenant, model.config.served_names):
+        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text}
 
 
@@ -75,9 +80,16 @@ def _model(ingress: Ingress, name: str | None) -> ServedModel:
     return ingress.models[0] if name is None and ingress.models else ingress.model(name or "")
 
 
-def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
+async def _token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
     if body.messages is None:
         assert body.prompt is not None, "the schema asks for one of the two"
-        return model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return await model.token_ids_of_text(
+            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
     messages = template_messages(body.messages, model.tokenizer.chat_template)
-    return model.tokenizer.encode_chat(messages, template_options(body, listed_tools(body.tools)))
+    return await model.token_ids_of_chat(messages, template_options(body, listed_tools(body.tools)))
+
+
+def _spelled(model: ServedModel, token_ids: list[int]) -> list[str]:
+    table = model.tokenizer.table
+    return [table.bytes_of(i).decode("utf-8", "replace") for i in token_ids]

@@ -7,7 +7,8 @@ limit below the number of processes lets one in at each: with less, most request
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from router.tenancy.keys import Tenant
@@ -121,6 +122,19 @@ class Gate:
         usage.num_requests += 1
         usage.num_prompt_tokens += num_prompt_tokens
         return Admission(self, tenant, model)
+
+    @contextmanager
+    def visit(self, tenant: Tenant, names: tuple[str, ...]) -> Iterator[None]:
+        """Let in a request that no replica will see; it counts among the key's requests, and uses no tokens.
+
+        Raises:
+            Forbidden, RateLimited, ShuttingDown: as ``admit``.
+        """
+        admission = self.admit(tenant, names, 0)
+        try:
+            yield
+        finally:
+            admission.end(0)
 
     def budgets(self, tenant: Tenant) -> dict[str, Budget]:
         """What is left of the key's own limits a minute: ``requests``, ``tokens``; only those that it has.

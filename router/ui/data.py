@@ -12,9 +12,10 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from router.ingress import Ingress, ServedModel
+from router.ingress import Ingress
 from router.openai.metrics import Metrics
 from router.replica_stream import ReplicaStream
+from router.served_model import ServedModel
 
 
 @cache

@@ -1,0 +1,128 @@
+"""Long texts: tokenized without holding up anyone, and refused where their length could mean anything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from router.config import Limits
+from router.scripted_replica import ScriptedReplica
+from router.tenancy.keys import parse_keys
+from router.text.literals import longest_of
+from router.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from router.tokenizing import VERY_LONG_TEXT_CHARS
+from workers.checkpoint.vocabulary import Vocabulary
+
+SHORT = Limits(max_unbounded_chars=100)
+
+
+async def longest_silence_s(work: asyncio.Future[Any]) -> float:
+    """For how long at most the event loop did nothing else while ``work`` was under way."""
+    longest, last_s = 0.0, time.monotonic()
+    while not work.done():
+        await asyncio.sleep(0.001)
+        now_s = time.monotonic()
+        longest, last_s = max(longest, now_s - last_s), now_s
+    return longest
+
+
+@pytest.mark.parametrize("text", [" " * 1_000_000, "word, " * 160_000])
+async def test_the_loop_runs_on_while_six_long_texts_are_tokenized(make_edge, text: str) -> None:
+    edge = await make_edge()
+    bodies = [{"prompt": text}] * 3 + [{"prompt": text, "return_token_strs": True}] * 3
+    asked = asyncio.gather(*(edge.client.post("/tokenize", json=body) for body in bodies))
+
+    silence_s = await longest_silence_s(asked)
+
+    assert [answer.json()["count"] for answer in await asked] == [len(text)] * 6
+    assert silence_s < 0.5
+
+
+@pytest.mark.parametrize("num_chars", [LONG_TEXT_CHARS - 1, LONG_TEXT_CHARS, VERY_LONG_TEXT_CHARS])
+def test_a_text_has_the_same_tokens_however_it_is_tokenized(
+    byte_vocabulary: Vocabulary, num_chars: int
+) -> None:
+    tokenizer = Tokenizer(byte_vocabulary)
+    text = ("a<|start|>é " * num_chars)[:num_chars]
+
+    assert tokenizer.encode(text) == [
+        token_id
+        for start in range(0, num_chars, 1200)
+        for token_id in tokenizer.encode(text[start : start + 1200])
+    ]
+    assert tokenizer.encode_literally(text) == list(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "a" * 101}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 101}]}, "messages"),
+        ("/v1/completions", {"prompt": "a" * 101, "truncate_prompt_tokens": 3}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "a" * 101], "truncate_prompt_tokens": 3}, "prompt[1]"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 101}], "truncate_prompt_tokens": 3},
+            "messages",
+        ),
+        ("/v1/embeddings", {"input": "a" * 101, "truncate_prompt_tokens": 3}, "input"),
+    ],
+)
+async def test_a_text_too_long_to_be_only_tokenized_or_truncated_is_refused(
+    make_edge, path: str, body: dict[str, Any], param: str
+) -> None:
+    edge = await make_edge(ScriptedReplica(), limits=SHORT)
+
+    answer = await edge.client.post(path, json={"model": "tiny", **body})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert "the limit is 100" in error["message"]
+
+
+async def test_a_prompt_that_the_model_bounds_may_be_longer(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), limits=SHORT)
+
+    assert (await edge.complete(prompt="a" * 101, max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/v1/responses/input_tokens", {"model": "tiny", "input": "a"}),
+    ],
+)
+async def test_counting_tokens_is_counted_among_the_requests_of_a_key(
+    make_edge, path: str, body: dict[str, Any]
+) -> None:
+    keys = parse_keys("keys: [{name: one, key: sk-0123456789012345, requests_per_minute: 2}]")
+    edge = await make_edge(keys=keys)
+    headers = {"authorization": "Bearer sk-0123456789012345"}
+
+    answers = [await edge.client.post(path, json=body, headers=headers) for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2].headers["retry-after"]
+    assert edge.ingress.gate.num_running == 0
+
+
+@pytest.mark.parametrize("unit", ["<", "<unused", "<unused1", "<unused59", "[", "</"])
+def test_control_tokens_are_found_in_time_that_does_not_grow_with_their_number(unit: str) -> None:
+    pattern = longest_of([*(f"<unused{i}>" for i in range(6000)), "<pad>", "[multimodal]", "</s>"])
+    text = unit * (1_000_000 // len(unit))
+    start = time.process_time()
+
+    assert pattern.sub("", text) == text
+    assert time.process_time() - start < 1.0
+
+
+def test_the_longest_name_is_found() -> None:
+    pattern = longest_of(["<a", "<a>b", "<a>", "", "(x", "(y"])
+
+    assert pattern.findall("<a>b<a><a<(x(y(") == ["<a>b", "<a>", "<a", "(x", "(y"]
+    assert longest_of([""]).findall("text") == []
