@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -25,14 +27,16 @@ def check_output(path: Path, flag: str) -> None:
         raise _not_written(path, flag, error) from None
 
 
-def open_output(path: Path, flag: str) -> TextIO:
+@contextmanager
+def open_output(path: Path, flag: str) -> Iterator[TextIO]:
     """Open ``path`` to write text, whatever was in it before.
 
     Raises:
-        InvalidRequest: it cannot be written; the message names ``flag``.
+        InvalidRequest: it cannot be written, or no more of it, as on a full disk; the message names ``flag``.
     """
     try:
-        return path.open("w", encoding="utf-8")
+        with path.open("w", encoding="utf-8") as file:
+            yield file
     except OSError as error:
         raise _not_written(path, flag, error) from None
 

@@ -147,6 +147,17 @@ async def test_an_answer_that_cannot_be_written_as_json_is_written_as_text(tmp_p
     assert [found[i]["response"]["body"][:7] for i in "012"] == ['"\\ud800', "NaN", "[[[[[[["]
 
 
+async def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={})
+
+    output = tmp_path / "out"
+    output.symlink_to("/dev/full")
+    requests = [BatchRequest(str(i), "/v1/completions", {}) for i in range(9)]
+    with pytest.raises(InvalidRequest, match=r"--output-file .* cannot be written: No space left"):
+        await run(requests, output, "http://shoal", None, 3, httpx.MockTransport(handler))
+
+
 async def test_a_file_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise AssertionError("sent")
