@@ -119,10 +119,16 @@ class ServedModel:
         self._tokenizing.check_unbounded(num_chars, "messages")
         return await self._tokenizing.run(num_chars, partial(self.tokenizer.encode_chat, messages, options))
 
+    def check_num_ids(self, num_ids: int, param: str) -> None:
+        """Refuse more token ids than are looked at where no model bounds them."""
+        self._tokenizing.check_unbounded(num_ids, param, "token ids")
+
     def prompt_of_ids(
         self, token_ids: list[int], terms: PromptTerms = PLAIN_TERMS, param: str = "prompt"
     ) -> Prompt:
         """Take a prompt that is tokens and that errors call ``param``."""
+        if terms.keep_last is not None:
+            self.check_num_ids(len(token_ids), param)
         return self._checked(Prompt(token_ids, terms), param)
 
     async def check_grammar(self, grammar: WantedGrammar | None) -> None:

@@ -36,16 +36,16 @@ class Tokenizing:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._one_by_one, work)
 
-    def check_unbounded(self, num_chars: int, param: str) -> None:
-        """Refuse a text that is too long to be tokenized where any number of tokens would do.
+    def check_unbounded(self, num: int, param: str, unit: str = "characters") -> None:
+        """Refuse what is too long where any number of tokens would do; it has ``num`` of ``unit``.
 
         Raises:
             InvalidRequest: it is.
         """
-        if num_chars > self._max_unbounded_chars:
+        if num > self._max_unbounded_chars:
             raise InvalidRequest(
-                f"{param}: {num_chars} characters to tokenize or to truncate, the limit is "
-                f"{self._max_unbounded_chars}: send a shorter text, or several",
+                f"{param}: {num} {unit} to convert or to truncate, the limit is "
+                f"{self._max_unbounded_chars}: send less, or several requests",
                 param,
             )
 

@@ -217,8 +217,9 @@ async def _prompt(
     model: ServedModel, prompt: str | list[int], param: str, body: CompletionBody, terms: PromptTerms
 ) -> Prompt:
     if isinstance(prompt, list):
+        found = model.prompt_of_ids(prompt, terms, param)  # first, since it refuses millions at once
         check_token_ids(prompt, model.tokenizer.vocab_size, param)
-        return model.prompt_of_ids(prompt, terms, param)
+        return found
     found = await model.prompt_of_text(
         prompt, terms, param, add_special_tokens=body.add_special_tokens is not False
     )

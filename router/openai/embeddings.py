@@ -147,8 +147,12 @@ class EmbeddingEncoder:
 async def _prompt(model: ServedModel, text: str | list[int], param: str, keep: int | None) -> Prompt:
     """Tokenize one input, cut to its last ``keep`` tokens where asked for; errors call it ``param``."""
     if isinstance(text, list):
+        if keep is not None:
+            model.check_num_ids(len(text), param)
+        kept = text if keep is None else _last(text, keep, model)
+        found = model.prompt_of_ids(kept, POOLED_TERMS, param)  # first, since it refuses millions at once
         check_token_ids(text, len(model.tokenizer.table), param)
-        return model.prompt_of_ids(text if keep is None else _last(text, keep, model), POOLED_TERMS, param)
+        return found
     if keep is None:
         return await model.prompt_of_text(text, POOLED_TERMS, param)
     token_ids = await model.token_ids_of_text(text, param)

@@ -208,14 +208,29 @@ async def _prepare(ingress: Ingress, body: ResponsesBody, request_id: str) -> Pr
 async def _prepare_shortened(
     ingress: Ingress, body: ChatBody, may_drop: bool, request_id: str
 ) -> PreparedChat:
-    """Prepare the chat, with its oldest messages dropped where that is allowed and needed."""
-    while True:
+    """Prepare the chat, with its oldest messages dropped where that is allowed and needed.
+
+    How many must go is found by halving: of ten thousand each try costs as much as a prompt.
+    """
+    droppable = [i for i, one in enumerate(body.messages[:-1]) if one.role not in ("system", "developer")]
+
+    async def without(num_dropped: int) -> PreparedChat:
+        dropped = set(droppable[:num_dropped])
+        kept = [one for i, one in enumerate(body.messages) if i not in dropped]
+        shortened = body.model_copy(update={"messages": kept})
+        return await prepare_chat(ingress, shortened, f"resp_{request_id}", request_id)
+
+    try:
+        return await without(0)
+    except PromptTooLong:
+        if not may_drop or not droppable:
+            raise
+    found = await without(len(droppable))
+    too_few, enough = 0, len(droppable)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
         try:
-            return await prepare_chat(ingress, body, f"resp_{request_id}", request_id)
+            found, enough = await without(middle), middle
         except PromptTooLong:
-            fixed = ("system", "developer")
-            oldest = next((i for i, one in enumerate(body.messages[:-1]) if one.role not in fixed), None)
-            if not may_drop or oldest is None:
-                raise
-            kept = [one for i, one in enumerate(body.messages) if i != oldest]
-            body = body.model_copy(update={"messages": kept})
+            too_few = middle
+    return found

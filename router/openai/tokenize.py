@@ -69,6 +69,7 @@ async def detokenize(ingress: Ingress, tenant: Tenant, body: DetokenizeBody) -> 
         Forbidden, RateLimited: the key does not reach so far.
     """
     model = _model(ingress, body.model)
+    model.check_num_ids(len(body.tokens), "tokens")
     check_token_ids(body.tokens, len(model.tokenizer.table), "tokens")
     with ingress.gate.visit(tenant, model.config.served_names):
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)

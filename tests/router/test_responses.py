@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from router.openai import responses
 from router.scripted_replica import ScriptedReplica
 
 
@@ -125,6 +126,29 @@ async def test_a_long_conversation_loses_its_oldest_messages_where_that_is_allow
     prompt = bytes(i % 256 for i in edge.replica.submits[0].prompt_token_ids)
     assert b"c" * 20 in prompt
     assert b"aaa" not in prompt
+
+
+async def test_no_more_messages_are_dropped_than_must_be_and_few_tries_find_that(
+    make_edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = await make_edge(ScriptedReplica(), max_model_len=500)
+    items = [{"role": "user", "content": f"{i:04d}"} for i in range(1000)]
+    prepare = responses.prepare_chat
+    tries = []
+
+    def counted(*given):
+        tries.append(given)
+        return prepare(*given)
+
+    monkeypatch.setattr(responses, "prepare_chat", counted)
+    answer = await respond(edge, input=items, truncation="auto", max_output_tokens=1)
+
+    assert answer.status_code == 200
+    token_ids = edge.replica.submits[0].prompt_token_ids
+    one_message = len("#user\n0000#\n")  # of the template, a control token for each #
+    assert 500 - one_message <= len(token_ids) < 500
+    assert bytes(i % 256 for i in token_ids).count(b"0999") == 1
+    assert len(tries) <= 13
 
 
 async def test_logprobs_come_where_included(make_edge) -> None:

@@ -68,6 +68,9 @@ def test_a_text_has_the_same_tokens_however_it_is_tokenized(
             {"messages": [{"role": "user", "content": "a" * 101}], "truncate_prompt_tokens": 3},
             "messages",
         ),
+        ("/detokenize", {"tokens": [9] * 101}, "tokens"),
+        ("/v1/completions", {"prompt": [9] * 101, "truncate_prompt_tokens": 3}, "prompt"),
+        ("/v1/embeddings", {"input": [9] * 101, "truncate_prompt_tokens": 3}, "input"),
         ("/v1/embeddings", {"input": "a" * 101, "truncate_prompt_tokens": 3}, "input"),
     ],
 )
@@ -126,3 +129,21 @@ def test_the_longest_name_is_found() -> None:
 
     assert pattern.findall("<a>b<a><a<(x(y(") == ["<a>b", "<a>", "<a", "(x", "(y"]
     assert longest_of([""]).findall("text") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"model": "tiny", "prompt": [9' + b",9" * 2_000_000 + b"]}"),
+        ("/detokenize", b'{"tokens": [9' + b",9" * 2_000_000 + b"]}"),
+        ("/v1/completions", b'{"model": "tiny", "prompt": "' + b'\\"' * 2_000_000),
+    ],
+)
+async def test_the_loop_runs_on_while_six_long_bodies_are_read(make_edge, path: str, body: bytes) -> None:
+    edge = await make_edge()
+    asked = asyncio.gather(*(edge.client.post(path, content=body) for _ in range(6)))
+
+    silence_s = await longest_silence_s(asked)
+
+    assert [answer.status_code for answer in await asked] == [400] * 6
+    assert silence_s < 0.8, silence_s
