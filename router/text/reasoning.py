@@ -34,7 +34,8 @@ class ReasoningParser:
         """``is_thinking`` says what the prompt has settled: its thinking is open, or over; None: neither."""
         self._syntax = syntax
         self._pending = ""
-        self._space = ""
+        self._spaces: list[str] = []
+        """White space that waits for what follows it: before anything was said, or within the thinking."""
         self._may_begin = is_thinking is not False
         """Thinking may still begin: nothing but white space and perhaps a piece of the marker has come."""
         self._is_thinking = False
@@ -68,6 +69,10 @@ class ReasoningParser:
         """Look for the marker at the start; False while that cannot be told."""
         begin = self._syntax.begin
         stripped = self._pending.lstrip(_SPACE)
+        if not stripped and not is_last:
+            self._spaces.append(self._pending)
+            self._pending = ""
+            return False
         if begin.startswith(stripped) and stripped != begin and not is_last:
             return False
         self._may_begin = False
@@ -79,13 +84,15 @@ class ReasoningParser:
             self._is_thinking = True
         else:
             self._is_answer_begun = True
+            self._pending = "".join(self._spaces) + self._pending
+        self._spaces = []
         return True
 
     def _think(self, events: list[MessageEvent], is_last: bool) -> None:
         at = self._pending.find(self._syntax.end)
         if at >= 0:
             self._say(events, self._pending[:at])
-            self._space = ""
+            self._spaces = []
             self._pending = self._pending[at + len(self._syntax.end) :]
             self._is_thinking = False
             return
@@ -100,13 +107,13 @@ class ReasoningParser:
 
     def _say(self, events: list[MessageEvent], text: str) -> None:
         """White space waits for what follows it, and is dropped at either end."""
-        text = self._space + text
-        said = text.rstrip(_SPACE)
-        self._space = text[len(said) :]
-        if not said:
-            if not self._has_thought:
-                self._space = ""
+        if not text.rstrip(_SPACE):
+            if self._has_thought:
+                self._spaces.append(text)
             return
+        text = "".join(self._spaces) + text
+        said = text.rstrip(_SPACE)
+        self._spaces = [text[len(said) :]]
         events.append(Reasoning(said if self._has_thought else said.lstrip(_SPACE)))
         self._has_thought = True
 

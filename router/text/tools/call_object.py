@@ -67,9 +67,9 @@ class CallObject:
         """True once it can be no call."""
         self._at = _At.OPEN
         self._key = ""
-        self._value = ""
+        self._value: list[str] = []
         self._end: ValueEnd | None = None
-        self._arguments = ""
+        self._arguments: list[str] = []
         self._has_arguments = False
         self._is_text = False
         """The arguments are JSON inside a string, as some models write them."""
@@ -102,18 +102,18 @@ class CallObject:
 
     def take_arguments(self) -> str:
         """Arguments read since the last call."""
-        taken, self._arguments = self._arguments, ""
+        taken, self._arguments = "".join(self._arguments), []
         return taken
 
     def _begin_value(self, char: str) -> None:
         self._end = ValueEnd(char)
-        self._value = char
+        self._value = [char]
         is_arguments = self._at is _At.VALUE and self._key in _ARGUMENT_KEYS
         if is_arguments:
             self._has_arguments = True
             self._is_text = char == '"'
             if char == "{":
-                self._arguments += char
+                self._arguments.append(char)
             elif char != '"':
                 self._is_text = True  # null, say: decided at its end
         self._at_key = self._at is _At.KEY
@@ -124,9 +124,9 @@ class CallObject:
         is_arguments = not self._at_key and self._key in _ARGUMENT_KEYS
         if self._end.takes(char):
             if is_arguments and not self._is_text:
-                self._arguments += char
+                self._arguments.append(char)
             else:
-                self._value += char
+                self._value.append(char)
             if self._end.is_over:
                 self._finish_value(is_arguments)
             return
@@ -138,15 +138,18 @@ class CallObject:
         at_key = self._at_key
         self._at = _At.COLON if at_key else _At.KEY
         if not is_arguments or self._is_text:
+            spelled = "".join(self._value)
             try:
-                value = json.loads(self._value, strict=False)
+                value = json.loads(spelled, strict=False)
             except ValueError:
                 self.is_broken = self.name is None
                 return
             if at_key:
                 self._key = value
             elif is_arguments:
-                self._arguments += value if isinstance(value, str) else "{}" if value is None else self._value
+                self._arguments.append(
+                    value if isinstance(value, str) else "{}" if value is None else spelled
+                )
             elif self._key in _NAME_KEYS:
                 if isinstance(value, str):
                     self.name = value
@@ -158,4 +161,4 @@ class CallObject:
         if self.name is None:
             self.is_broken = True
         elif not self._has_arguments:
-            self._arguments += "{}"
+            self._arguments.append("{}")

@@ -14,6 +14,8 @@ from router.text.tools.events import CallArguments, CallBegin, Content, MessageE
 from router.text.tools.formats import CallSyntax
 
 _SPACE = " \t\r\n"
+_MOST_SPACE = 64
+"""White space around a call's name in plain letters: with more it is none, and nothing longer is held back."""
 
 
 class _At(Enum):
@@ -43,12 +45,13 @@ class CallParser:
         self._is_bare = syntax.is_bare
         """A call may begin here without a marker."""
         self._in_list = False
-        self._raw = ""
+        self._raw: list[str] = []
         """What was read since text ended, to give it back should it be no call."""
         self._call = CallObject()
         self._value: ValueEnd | None = None
         self._has_begun = False
-        self._space = ""
+        self._spaces: list[str] = []
+        """White space that waits for what follows it."""
         self._events: list[MessageEvent] = []
         self.num_calls = 0
 
@@ -64,10 +67,10 @@ class CallParser:
         while self._step(is_last=True):
             pass
         if self._at is not _At.TEXT and not self._has_begun:
-            self._say(self._raw)
+            self._say("".join(self._raw))
         if not self.num_calls:
-            self._events.append(Content(self._space))
-        self._space = ""
+            self._events.append(Content("".join(self._spaces)))
+        self._spaces = []
         return self._taken()
 
     def _taken(self) -> list[MessageEvent]:
@@ -105,7 +108,8 @@ class CallParser:
 
     def _next(self) -> str:
         char, self._pending = self._pending[0], self._pending[1:]
-        self._raw += char
+        if not self._has_begun:
+            self._raw.append(char)
         return char
 
     def _read_text(self, is_last: bool) -> bool:
@@ -137,7 +141,7 @@ class CallParser:
         return True
 
     def _begin_opening(self, raw: str) -> None:
-        self._at, self._raw, self._has_begun = _At.OPEN, raw, False
+        self._at, self._raw, self._has_begun = _At.OPEN, [raw], False
 
     def _read_opening(self, char: str) -> None:
         if char in _SPACE:
@@ -175,22 +179,23 @@ class CallParser:
     def _read_name(self, is_last: bool) -> bool:
         """A function's name in plain letters, then a marker or at once the arguments."""
         marker = self._syntax.arguments_marker
+        most = max(map(len, self._names), default=0) + len(marker) + _MOST_SPACE
         ends = [end for end in (self._pending.find(marker), self._pending.find("{")) if end >= 0]
         if not ends:
-            if is_last or not any(
-                name.startswith(self._pending.split("[")[0].strip()) for name in self._names
-            ):
-                self._raw, self._pending = self._raw + self._pending, ""
-                self._give_back()
+            said, bracket, rest = self._pending.partition("[")
+            may_go_on = any(name.startswith(said.strip()) for name in self._names)
+            may_go_on = may_go_on and marker.startswith(bracket + rest) and len(self._pending) <= most
+            if is_last or not may_go_on:
+                self._give_back(self._pending)
                 return True
             return False
         name = self._pending[: min(ends)].strip()
         rest = self._pending[min(ends) :].removeprefix(marker).lstrip()
-        if not rest and not is_last:
+        is_too_long = len(self._pending) - len(rest) > most
+        if not rest and not is_last and not is_too_long:
             return False
-        if name not in self._names or not rest.startswith("{"):
-            self._raw, self._pending = self._raw + self._pending, ""
-            self._give_back()
+        if is_too_long or name not in self._names or not rest.startswith("{"):
+            self._give_back(self._pending)
             return True
         self._pending = rest[1:]
         self._begin_call(name)
@@ -239,21 +244,25 @@ class CallParser:
         self.num_calls += 1
         self._has_begun = True
         self._is_bare = False
-        self._space = ""
+        self._spaces = []
 
-    def _give_back(self) -> None:
-        """It was no call: what was read is text."""
+    def _give_back(self, pending: str = "") -> None:
+        """It was no call: what was read is text, and so is what is ``pending``."""
+        self._pending = self._pending[len(pending) :]
         self._at, self._is_bare, self._in_list = _At.TEXT, False, False
-        self._say(self._raw)
-        self._raw = ""
+        self._say("".join(self._raw) + pending)
+        self._raw = []
 
     def _say(self, text: str) -> None:
         """Text for the reader; white space waits for what follows it."""
         if self._is_demanded:
             return
-        text = self._space + text
+        if not text.rstrip(_SPACE):
+            self._spaces.append(text)
+            return
+        text = "".join(self._spaces) + text
         said = text.rstrip(_SPACE)
-        self._space = text[len(said) :]
+        self._spaces = [text[len(said) :]]
         self._events.append(Content(said))
 
 
