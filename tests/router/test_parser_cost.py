@@ -20,6 +20,8 @@ from router.text.tools.formats import FORMATS
         ("hermes", '<tool_call>{"arguments":{"a":"', "abcd"),
         ("hermes", '<tool_call>{"x":"', "abcd"),
         ("hermes", "<tool_call>", "    "),
+        ("json", "", " \n\n "),
+        ("hermes", '<tool_call>{"name":"f","arguments":{}}', "    "),
         ("mistral", "[TOOL_CALLS]f", "[[[["),
         ("mistral", "[TOOL_CALLS]f", "    "),
         ("mistral", "[TOOL_CALLS]f[ARGS]", "    "),

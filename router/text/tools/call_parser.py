@@ -52,6 +52,8 @@ class CallParser:
         self._has_begun = False
         self._spaces: list[str] = []
         """White space that waits for what follows it."""
+        self._lead: list[str] = []
+        """White space, read already, before what is pending, of which it cannot be told yet whether it is text."""
         self._events: list[MessageEvent] = []
         self.num_calls = 0
 
@@ -64,6 +66,8 @@ class CallParser:
 
     def end(self) -> list[MessageEvent]:
         """What was held back, when nothing more comes."""
+        if self._at is _At.TEXT:
+            self._take_lead()
         while self._step(is_last=True):
             pass
         if self._at is not _At.TEXT and not self._has_begun:
@@ -116,15 +120,19 @@ class CallParser:
         if self._is_bare:
             stripped = self._pending.lstrip()
             if not stripped and not is_last:
+                self._lead.append(self._pending)
+                self._pending = ""
                 return False
             if stripped and stripped[0] in self._syntax.openers:
                 self._pending = stripped
+                self._lead = []
                 self._begin_opening("")
                 return True
             may_be_marker = bool(self._syntax.begin) and self._syntax.begin.startswith(
                 stripped[: len(self._syntax.begin)]
             )
             self._is_bare = bool(stripped) and may_be_marker
+            self._take_lead()
         begin = self._syntax.begin
         at = self._pending.find(begin) if begin else -1
         if at >= 0:
@@ -214,8 +222,9 @@ class CallParser:
     def _read_after(self, is_last: bool) -> bool:
         stripped = self._pending.lstrip()
         if not stripped:
-            if is_last:
-                self._pending = ""
+            if not is_last:
+                self._lead.append(self._pending)
+            self._pending = ""
             return False
         char, end = stripped[0], self._syntax.end
         if self._in_list and char in ",]":
@@ -237,7 +246,14 @@ class CallParser:
         else:
             self._in_list = False
             self._at = _At.TEXT
+            self._take_lead()
+            return True
+        self._lead = []
         return True
+
+    def _take_lead(self) -> None:
+        self._pending = "".join(self._lead) + self._pending
+        self._lead = []
 
     def _begin_call(self, name: str) -> None:
         self._events.append(CallBegin(self.num_calls, name))
