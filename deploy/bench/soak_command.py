@@ -37,13 +37,15 @@ def soak(
     """A steady load on a cluster of its own: what fails, and what grows in memory, files, threads and tasks."""
     from deploy.bench.http_load import LoadPlan
     from deploy.bench.soak import run_soak
+    from deploy.client import Client
 
     engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": max(8, -(-streams // replicas))}
     engine |= {"cpu_threads": 1} if model else {"scripted": True, "scripted_step_s": step_s}
     with stage("Cluster"):
         cluster = _deployed(engine, replicas, model) if rollout else _served(engine, replicas, model)
     try:
-        plan = LoadPlan(f"{cluster.url}/v1", cluster.model, streams, 0, input_len, output_len)
+        url = f"{cluster.url}/v1"
+        plan = LoadPlan(url, Client(url).first_model(), streams, 0, input_len, output_len)
         with stage(f"{streams} streams for {duration_s:g} s"):
             change = _roll(cluster) if isinstance(cluster, DeployedCluster) else None
             found = asdict(asyncio.run(run_soak(cluster, plan, duration_s, change)))
@@ -55,6 +57,9 @@ def soak(
     finally:
         cluster.stop()
     console.print_json(data=result)
+    if found["num_failed"]:
+        console.print(f"{found['num_failed']} of {found['num_requests']} requests failed")
+        raise typer.Exit(1)
 
 
 def _served(engine: dict[str, Any], replicas: int, model: str | None) -> ServedCluster:
