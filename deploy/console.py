@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +83,10 @@ def read_line(console: Console, prompt: str) -> str | None:
         InvalidRequest: it is no UTF-8.
     """
     try:
+        if sys.stdin.isatty():
+            console.print(prompt, end="")
+            _wait_for_line()
+            prompt = ""
         line = console.input(prompt)
         line.encode()  # Python lets other bytes pass where no locale is set
     except (EOFError, KeyboardInterrupt):
@@ -86,6 +94,24 @@ def read_line(console: Console, prompt: str) -> str | None:
     except UnicodeError as error:
         raise InvalidRequest(f"standard input is not UTF-8: {error}", "stdin") from None
     return line
+
+
+def _wait_for_line() -> None:
+    """Until a line has been typed on the terminal; raises KeyboardInterrupt at Ctrl-C, whenever it comes.
+
+    A signal that is heard just before ``read`` blocks, or by another thread, would not end the ``read``.
+    """
+    heard, hears = os.pipe()
+    os.set_blocking(hears, False)
+    before = signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+    try:
+        while sys.stdin not in (ready := select.select([sys.stdin, heard], [], [])[0]):
+            if ready:  # a signal: its handler has run when `select` returned
+                os.read(heard, 4096)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(heard)
+        os.close(hears)
 
 
 def print_error(message: str) -> None:

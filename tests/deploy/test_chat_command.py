@@ -8,7 +8,7 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,10 +67,10 @@ def teller() -> Iterator[tuple[str, type[Teller]]]:
 class Terminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: Sequence[str] = ("-m", "shoal")) -> None:
         self._side, other = pty.openpty()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shoal", *arguments], cwd=ROOT, stdin=other, stdout=other, stderr=other,
+            [sys.executable, *command, *arguments], cwd=ROOT, stdin=other, stdout=other, stderr=other,
             start_new_session=True, preexec_fn=_take_terminal,
         )  # fmt: skip
         os.close(other)
@@ -122,6 +122,46 @@ def test_ctrl_c_ends_an_answer_and_then_the_conversation(teller: tuple[str, type
     assert [one["role"] for one in heard.told[1]["messages"]] == ["user", "assistant", "user"]
     terminal.type(CTRL_C)
     assert terminal.end() == 0
+
+
+_HEARD_BY_ANOTHER_THREAD = """
+import os, signal, sys, threading
+from rich.console import Console
+from deploy.console import read_line
+
+def has_blocked():
+    return open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] == "S"
+
+def interrupt():
+    while not all(has_blocked() for _ in range(50)):
+        pass
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+print(read_line(Console(), "go"))
+"""
+
+
+def test_ctrl_c_that_does_not_break_off_the_read_is_heard() -> None:
+    terminal = Terminal(command=["-c", _HEARD_BY_ANOTHER_THREAD])
+
+    terminal.until(b"go")
+    terminal.until(b"None")
+
+    assert terminal.end() == 0
+
+
+def test_lines_typed_ahead_are_each_read(teller: tuple[str, type[Teller]]) -> None:
+    url, heard = teller
+    terminal = Terminal("complete", "--url", url)
+
+    terminal.type(b"once\nonce\n\nonce\n")
+    for _ in range(3):
+        terminal.until(b"word")
+    terminal.type(CTRL_D)
+
+    assert terminal.end() == 0
+    assert [body["prompt"] for body in heard.told] == ["once"] * 3
 
 
 def test_ctrl_c_ends_a_completion_without_a_traceback(teller: tuple[str, type[Teller]]) -> None:
