@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from deploy.client import endpoint, http_client, key_headers
 from deploy.lines import file_lines, line_value
-from deploy.output_file import open_output
+from deploy.output_file import replace_at_end
 from workers.engine.errors import InvalidRequest
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -75,6 +75,8 @@ async def run(
 ) -> BatchSummary:
     """Send all requests, at most ``concurrency`` at once, and write each answer as it comes.
 
+    Answers lie beside ``output`` until all are there (``replace_at_end``).
+
     Args:
         url: the endpoint, ending in ``/v1``.
         transport: how to reach it, for tests; None: over the network.
@@ -84,7 +86,7 @@ async def run(
     waiting = iter(requests)
     summary = BatchSummary()
     with (
-        open_output(output, "--output-file") as file,
+        replace_at_end(output, "--output-file") as file,
         tqdm(total=len(requests), desc="Requests", dynamic_ncols=True) as bar,
     ):
         async with http_client(

@@ -73,16 +73,31 @@ def run_batch(
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests under way at once.")] = 64,
     api_key: ApiKey = None,
 ) -> None:
-    """Answer a file of requests: one JSON object a line in, one a line out, in the order they end."""
+    """Answer a file of requests: one JSON object a line in, one a line out, in the order they end.
+
+    Answers are written to OUTPUT-FILE.partial, which takes the name when all are there: what was in the file before
+    stays until then, and a run that is broken off leaves what it has.
+    """
     from deploy.batch import read_batch, run
+    from deploy.client import Client
+    from deploy.output_file import check_output, partial_of
 
     requests = read_batch(input_file)
     if output_file.exists() and output_file.samefile(input_file):
         raise InvalidRequest(f"--output-file {output_file} is the input file: name another", "output_file")
-    if model is None:
-        summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
-    else:
-        summary = _served(model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency)))
+    check_output(output_file, "--output-file")
+    try:
+        if model is None:
+            Client(url, api_key).first_model()  # where nobody answers, no request of the batch would be
+            summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
+        else:
+            summary = _served(
+                model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency))
+            )
+    except KeyboardInterrupt:
+        if partial_of(output_file).exists():
+            console.print(f"Broken off; answers until then: {partial_of(output_file)}")
+        raise
     console.print(f"{summary.num_answered} answered, {summary.num_failed} failed: {output_file}")
     if summary.num_failed:
         raise typer.Exit(1)

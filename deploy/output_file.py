@@ -41,5 +41,35 @@ def open_output(path: Path, flag: str) -> Iterator[TextIO]:
         raise _not_written(path, flag, error) from None
 
 
+@contextmanager
+def replace_at_end(path: Path, flag: str) -> Iterator[TextIO]:
+    """Write text line by line to ``partial_of(path)``, which takes the place of ``path`` where all went well.
+
+    Until then what is in ``path`` stays; what a run that was broken off has written can be read beside it. A pipe or
+    a device is written as it is.
+
+    Raises:
+        InvalidRequest: it cannot be written, or no more of it; the message names ``flag``.
+    """
+    check_output(path, flag)
+    target = path.resolve()  # a link stays one
+    if target.exists() and not target.is_file():
+        with open_output(path, flag) as file:
+            yield file
+        return
+    partial = partial_of(target)
+    try:
+        with partial.open("w", encoding="utf-8", buffering=1) as file:
+            yield file
+        partial.replace(target)
+    except OSError as error:
+        raise _not_written(path, flag, error) from None
+
+
+def partial_of(path: Path) -> Path:
+    """Where results are until they are complete."""
+    return path.resolve().with_name(f"{path.resolve().name}.partial")
+
+
 def _not_written(path: Path, flag: str, error: OSError) -> InvalidRequest:
     return InvalidRequest(f"{flag} {path} cannot be written: {error.strerror}", flag.strip("-"))

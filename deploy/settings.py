@@ -144,7 +144,7 @@ class ServeSettings(BaseSettings):
     """Numbers of the KV cache; auto: those of --dtype; fp8: e4m3, with the checkpoint's scales where it has some."""
     trust_remote_code: bool = Field(False, json_schema_extra={"const": False})
     """Refused: no code of a checkpoint is ever run."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**64 - 1)
     """Of random weights."""
     cpu_threads: int | None = Field(None, ge=1)
     """Threads of a rank on a CPU; None: its share of the cores."""

@@ -75,7 +75,7 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InvalidRequest(f"a prompt is {_named(given)}; {_FORMS}", "prompt")
     try:
-        return text, [index(token_id) for token_id in given]
+        return text, [_token_id(one) for one in given]
     except TypeError as error:
         raise InvalidRequest(
             f"a prompt has token ids that are no integers ({error}); {_FORMS}", "prompt"
@@ -123,6 +123,13 @@ def params_for(
             "sampling_params",
         )
     return listed
+
+
+def _token_id(value: Any) -> int:
+    """An integer of any library's; ``True`` is a mistake, though Python and PyTorch would count with it."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise TypeError(f"{value!r} is a truth value")
+    return index(value)
 
 
 def _named(value: object) -> str:

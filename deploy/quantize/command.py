@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -40,10 +41,16 @@ def quantize(
     check_output(output)
     files = resolve_model(model, make_settings(model=model).source)
     token_ids = [] if calibration is None else _token_ids(files, calibration)[:max_tokens]
-    with Progress(console=console) as bar:
-        task = bar.add_task(f"{files.name} to {method}", total=1.0)
-        job = Job(files, output, method, token_ids, group_size)
-        quantize_folder(job, lambda share: bar.update(task, completed=share))
+    bar = Progress(console=console)
+    task = bar.add_task(f"{files.name} to {method}", total=1.0)
+    with ExitStack() as shown:
+
+        def show(share: float) -> None:
+            if share == 0.0:  # all is checked: what is refused shows no bar
+                shown.enter_context(bar)
+            bar.update(task, completed=share)
+
+        quantize_folder(Job(files, output, method, token_ids, group_size), show)
     console.print(f"Wrote {output}; serve it with: shoal serve {output}")
 
 

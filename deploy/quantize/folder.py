@@ -53,7 +53,7 @@ class Job:
 
 
 def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: None) -> None:
-    """Write ``job.target``; ``progress`` gets shares from 0 to 1.
+    """Write ``job.target``; ``progress`` gets 0 once all is checked, then shares up to 1.
 
     Raises:
         UserError: a model, method, text or folder that this cannot do; nothing was written.
@@ -69,6 +69,7 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
         job.target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"--output {job.target} cannot be made: {error.strerror}", "output") from error
+    progress(0.0)
     model = AutoModelForCausalLM.from_pretrained(job.source.path, dtype=torch.float32).eval()
     chunks = [
         torch.tensor([job.token_ids[start : start + CHUNK_TOKENS]])

@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from deploy.batch import BatchRequest, read_batch, run
+from deploy.client import ClientError
+from deploy.commands import app
 from workers.engine.errors import InvalidRequest
 
 
@@ -156,6 +159,54 @@ async def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
     requests = [BatchRequest(str(i), "/v1/completions", {}) for i in range(9)]
     with pytest.raises(InvalidRequest, match=r"--output-file .* cannot be written: No space left"):
         await run(requests, output, "http://shoal", None, 3, httpx.MockTransport(handler))
+
+
+async def test_what_was_in_the_file_stays_until_all_is_answered(tmp_path: Path) -> None:
+    output, partial = tmp_path / "out", tmp_path / "out.partial"
+    output.write_text("of another day\n")
+    while_running: list[tuple[str, int]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        while_running.append((output.read_text(), len(partial.read_text().splitlines())))
+        return httpx.Response(200, json={})
+
+    requests = [BatchRequest(str(i), "/v1/completions", {}) for i in range(3)]
+    await run(requests, output, "http://shoal", None, 1, httpx.MockTransport(handler))
+
+    assert while_running == [("of another day\n", answered) for answered in range(3)]
+    assert len(output.read_text().splitlines()) == 3
+    assert not partial.exists()
+
+
+async def test_a_batch_that_is_broken_off_leaves_its_answers_and_the_file_of_before(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.write_text("of another day\n")
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content)["prompt"] == "2":
+            raise RuntimeError("broken off")
+        return httpx.Response(200, json={})
+
+    requests = [BatchRequest(str(i), "/v1/completions", {"prompt": str(i)}) for i in range(4)]
+    with pytest.raises(RuntimeError, match="broken off"):
+        await run(requests, output, "http://shoal", None, 1, httpx.MockTransport(handler))
+
+    assert output.read_text() == "of another day\n"
+    left = (tmp_path / "out.partial").read_text().splitlines()
+    assert [json.loads(one)["custom_id"] for one in left] == ["0", "1"]
+
+
+def test_a_batch_that_nobody_would_answer_changes_no_file(tmp_path: Path) -> None:
+    output, given = tmp_path / "out", tmp_path / "in"
+    output.write_text("of another day\n")
+    given.write_text(line())
+    command = ["run-batch", "-i", str(given), "-o", str(output), "--url", "http://127.0.0.1:9"]
+
+    result = CliRunner().invoke(app, command)
+
+    assert isinstance(result.exception, ClientError)
+    assert output.read_text() == "of another day\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
 async def test_a_file_that_cannot_be_written_is_told_before_anything_is_sent(tmp_path: Path) -> None:

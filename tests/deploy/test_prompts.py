@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deploy.offline.prompts import as_list, conversation, encoded, params_for
 from deploy.offline.sampling_params import SamplingParams
@@ -60,6 +61,9 @@ def test_token_ids_need_no_tokenizer(given: Any, text: str | None, token_ids: li
         ({"prompts": "a"}, "needs 'prompt'"),
         ([1.5], "no integers"),
         (["1"], "no integers"),
+        ([True, 5], "no integers .True is a truth value"),
+        (np.array([True, False]), "no integers"),
+        (torch.tensor([True]), "no integers"),
         ("a", "the tokenizer was left out"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_quantized_folder_is_read_as_its_format(method: str, tmp_path: Path) -
     quantization = read_model_config(files).quantization
     assert quantization is not None
     assert quantization.format == ("compressed-tensors" if method == "fp8" else method)
-    assert shares == [0.5, 1.0]
+    assert shares == [0.0, 0.5, 1.0]
     full = log_perplexity(ModelFiles(source, "full"), token_ids[:200])
     assert log_perplexity(files, token_ids[:200]) == pytest.approx(full, rel=0.1)
 

@@ -62,6 +62,7 @@ def refusal(source: Path, *options: str) -> UserError:
     result = CliRunner().invoke(app, ["quantize", str(source), *options])
     assert isinstance(result.exception, UserError), repr(result.exception)
     assert "\n" not in result.exception.message
+    assert result.output == ""  # no bar of a work that does not begin
     return result.exception
 
 

@@ -27,6 +27,7 @@ from workers.engine.errors import InvalidRequest
         ("model", " ", r"--model is ' ': nothing is no value"),
         ("tokenizer", "", r"--tokenizer is '': nothing is no value"),
         ("api_key", "", r"--api-key is '': nothing is no value"),
+        ("seed", 2**70, r"--seed is 1180591620717411303424: .*18446744073709551615"),
         ("kv_cache_dtype", "fp4", r"--kv-cache-dtype is 'fp4': .*'fp8'"),
     ],
 )
