@@ -7,7 +7,7 @@ each group, or 8-bit numbers with a scale for each row that are multiplied as su
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.engine.errors import UserError
 
@@ -15,6 +15,8 @@ FORMATS = ("awq", "gptq", "squeezellm", "fp8", "int8", "compressed-tensors", "bi
 """What ``--quantization`` may name."""
 ONLINE = ("fp8", "int8", "int4")
 """What full-precision weights can be quantized to while they are loaded."""
+_EVEN_STEPS = ("awq", "gptq", "compressed-tensors")
+"""Formats whose codes of 4 bits are multiples of a step, as those of "int4" are."""
 INT4_GROUP = 32
 """Weights that share a scale and an offset when quantized to "int4" at load: as in llama.cpp's Q4_1."""
 
@@ -38,6 +40,8 @@ class Quantization:
     """Of formats with several: "float-quantized", "int-quantized", "pack-quantized"; "nf4", "fp4", "int8"; "block"."""
     block: tuple[int, int] = (128, 128)
     """Of kind "block": rows and columns that share a scale."""
+    is_narrow: bool = False
+    """Asked for: a CPU keeps the checkpoint's codes and multiplies integers, instead of unpacking them at load."""
 
     @property
     def marker(self) -> str | None:
@@ -119,6 +123,8 @@ def choose_quantization(stored: Quantization | None, wanted: str | None) -> Quan
             return stored
         if stored.format == "gguf" and wanted in ONLINE:
             return _online(wanted)
+        if wanted == "int4" and stored.bits <= 4 and stored.format in _EVEN_STEPS:
+            return replace(stored, is_narrow=True)
         raise UserError(
             f"quantization {wanted!r} was asked for, but the checkpoint is {stored.format}: leave it out",
             "quantization",

@@ -106,7 +106,8 @@ class Rank:
         self._group.prepare(self.model_config.hidden_size, self.dtype)
         self._decoder = self._load_decoder(self._group, progress)
         if config.pack_weights:
-            self._decoder.pack(is_narrow=self._quantization is not None and self._quantization.is_online)
+            how = self._quantization
+            self._decoder.pack(is_narrow=how is not None and (how.is_online or how.is_narrow))
         self._layout = self._decoder.kv_layout(config.block_size, self.kv_dtype)
 
     def _load_decoder(self, group: TensorParallelGroup, progress: Callable[[float], None]) -> Decoder:

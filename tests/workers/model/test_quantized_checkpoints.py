@@ -251,6 +251,26 @@ def test_a_format_that_contradicts_the_checkpoint_is_refused(
         Rank(RankConfig(files=dense, quantization="awq" if wanted == "gptq" else "bitsnbytes"))
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq symmetric", "gptq 3 bits", "packed zeros"])
+def test_codes_of_even_steps_stay_narrow_on_a_cpu_if_asked(name: str, tmp_path: Path) -> None:
+    quantized, dense = write_models(tmp_path, *writers.WEIGHT_ONLY[name])
+
+    rank = Rank(RankConfig(files=quantized, num_threads=1, quantization="int4"))
+    rank.load()
+
+    assert all(linear._narrow is not None for linear in rank._decoder.linears()[:-1])
+    got, want = logprobs(quantized, quantization="int4"), logprobs(dense)
+    assert 0 < (got - want).abs().max() < 0.15  # activations are rounded to 8 bits
+
+
+@pytest.mark.parametrize("name", ["squeezellm", "nf4", "gptq 8 bits"])
+def test_what_has_no_even_steps_of_4_bits_is_not_narrow(name: str, tmp_path: Path) -> None:
+    quantized, _ = write_models(tmp_path, *writers.WEIGHT_ONLY[name])
+
+    with pytest.raises(UserError, match="'int4' was asked for, but the checkpoint is"):
+        Rank(RankConfig(files=quantized, quantization="int4"))
+
+
 @pytest.mark.parametrize(("wanted", "worst"), [("fp8", 0.4), ("int8", 0.2), ("int4", 1.5)])
 def test_full_weights_are_quantized_at_load_if_asked(wanted: str, worst: float, tmp_path: Path) -> None:
     _, dense = write_models(tmp_path, *writers.WEIGHT_ONLY["awq"])

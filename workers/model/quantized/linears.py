@@ -132,7 +132,8 @@ class CodedLinear(_Unfused):
         if self._stored is None:
             return
         codes = self._stored.codes
-        if is_narrow and self._order is None and self._sparse is None and can_be_narrow(codes):
+        is_plain = self._order is None and self._sparse is None and self._dtype == torch.float32
+        if is_narrow and is_plain and can_be_narrow(codes):
             self._narrow = pack_4bit(codes)
         else:
             self._dense = Linear(self._stored.dequantize().to(self._dtype), self.bias)
