@@ -33,6 +33,8 @@ class LoadPlan:
     seed: int = 0
     """Of the prompts: equal ones are answered from the cache."""
     api_key: str | None = None
+    spread: int = 0
+    """Lengths of prompts are drawn from ``input_len - spread .. input_len``."""
 
 
 @dataclass(slots=True)
@@ -107,10 +109,11 @@ async def run_request(plan: LoadPlan, rng: random.Random) -> StreamTimes:
         OSError: the endpoint cannot be reached.
     """
     parts = urlsplit(plan.url)
+    input_len = rng.randint(plan.input_len - plan.spread, plan.input_len)
     body = json.dumps(
         {
             "model": plan.model,
-            "prompt": [rng.randrange(100, plan.vocab_size) for _ in range(plan.input_len)],
+            "prompt": [rng.randrange(100, plan.vocab_size) for _ in range(input_len)],
             "max_tokens": plan.output_len,
             "temperature": 0,
             "ignore_eos": True,

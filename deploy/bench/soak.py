@@ -9,6 +9,7 @@ slope that goes on after the first minutes' warming up, so the slope is that of 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,10 @@ _KINDS = {
 _GAUGES = ("shoal_requests_in_flight", "shoal_router_requests_at_replicas", "shoal_replica_running_requests")
 """Zero when nothing is asked."""
 _TASKS = "shoal_ingress_tasks"
+_BLOCKS, _HOST_BLOCKS = "shoal_replica_blocks", "shoal_replica_host_blocks"
+_COPIED_OUT = "shoal_replica_blocks_swapped_out"
+_BLOCK_SIZE = 16
+"""The default of ``shoal serve``."""
 
 
 class SoakedCluster(Protocol):
@@ -66,11 +71,24 @@ class Growth:
     rss_last_mib: float
     rss_mib_per_min: float
     """Least squares over the second half."""
+    rss_error_mib_per_min: float
+    """Its standard error, by how far samples lie from the line."""
     files_middle: int
     files_last: int
     files_after: int
     threads_middle: int
     threads_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Memory that ranks reserve at their start, and that only becomes resident where blocks are written."""
+
+    num_blocks: int
+    num_blocks_asked: int
+    """By all requests together: none is left to be written once these are some more than there are."""
+    num_host_blocks: int
+    num_blocks_copied_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,7 @@ class SoakResult:
     tasks_last: float
     tasks_after: float
     gauges_after: dict[str, float]
+    pools: Pools
     growth: dict[str, Growth]
     change: Change | None
     """None: nothing was changed."""
@@ -156,26 +175,44 @@ async def run_soak(
         tasks_last=watch.tasks[-1],
         tasks_after=after[_TASKS],
         gauges_after={name: after[name] for name in _GAUGES},
+        pools=Pools(
+            num_blocks=int(after[_BLOCKS]),
+            num_blocks_asked=int(sum(one.is_done for one in times) * _blocks_a_request(plan)),
+            num_host_blocks=int(after[_HOST_BLOCKS]),
+            num_blocks_copied_out=int(after[_COPIED_OUT]),
+        ),
         growth={kind: _growth(found, last[kind]) for kind, found in watch.samples.items()},
         change=None if changed is None else _change(changed, times, started_s),
     )
 
 
-def slope_per_min(points: Sequence[tuple[float, float]]) -> float:
-    """Least squares slope of (seconds, value), a minute; 0 for fewer than two points."""
+def slope_per_min(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Least squares slope of (seconds, value), a minute, and its standard error; 0 for too few points."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / max(1, count)
     mean_y = sum(y for _, y in points) / max(1, count)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return 60 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    if not spread:
+        return 0.0, 0.0
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    return 60 * slope, 60 * math.sqrt(rest / max(1, count - 2) / spread)
+
+
+def _blocks_a_request(plan: LoadPlan) -> float:
+    """On average; the last token is never computed, so it needs no slot."""
+    lengths = range(plan.input_len - plan.spread, plan.input_len + 1)
+    return sum(-(-(one + plan.output_len - 1) // _BLOCK_SIZE) for one in lengths) / len(lengths)
 
 
 def _growth(samples: Sequence[Sample], after: Sample) -> Growth:
     half = samples[len(samples) // 2 :]
+    slope, error = slope_per_min([(one.at_s, one.rss_mib) for one in half])
     return Growth(
         rss_first_mib=round(samples[0].rss_mib, 1),
         rss_last_mib=round(samples[-1].rss_mib, 1),
-        rss_mib_per_min=round(slope_per_min([(one.at_s, one.rss_mib) for one in half]), 2),
+        rss_mib_per_min=round(slope, 2),
+        rss_error_mib_per_min=round(error, 2),
         files_middle=half[0].num_files,
         files_last=half[-1].num_files,
         files_after=after.num_files,
@@ -249,11 +286,13 @@ async def _settled(metrics_url: str, num_tasks: float) -> Mapping[str, float]:
 
 
 async def _gauges(url: str) -> dict[str, float]:
-    """Sums of the gauges that should be zero, and the number of tasks."""
+    """Sums of the gauges that should be zero, the number of tasks, and counts of blocks."""
     async with httpx.AsyncClient(timeout=60.0) as client:
         page = (await client.get(url)).raise_for_status().text
-    found = dict.fromkeys((*_GAUGES, _TASKS), 0.0)
+    found = dict.fromkeys((*_GAUGES, _TASKS, _BLOCKS, _HOST_BLOCKS, _COPIED_OUT), 0.0)
     for family in text_string_to_metric_families(page):
         if family.name in found:
-            found[family.name] = sum(sample.value for sample in family.samples)
+            found[family.name] = sum(
+                sample.value for sample in family.samples if not sample.name.endswith("_created")
+            )
     return found

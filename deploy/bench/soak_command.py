@@ -14,6 +14,7 @@ from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.deployed_cluster import DeployedCluster
 from deploy.served_cluster import ServedCluster
+from workers.engine.errors import InvalidRequest
 
 
 def soak(
@@ -26,6 +27,12 @@ def soak(
     step_s: Annotated[float, typer.Option(min=0, help="Of a step by formula.")] = 0.2,
     input_len: Annotated[int, typer.Option(min=1)] = 64,
     output_len: Annotated[int, typer.Option(min=2)] = 50,
+    spread: Annotated[int, typer.Option(min=0, help="Prompts' lengths are uniform from this much less.")] = 0,
+    kv_blocks: Annotated[
+        int | None,
+        typer.Option(min=1, help="KV blocks of a replica; few are soon written. (default: by memory)"),
+    ] = None,
+    swap_space: Annotated[float | None, typer.Option(min=0, help="GiB of host memory for KV blocks.")] = None,
     rollout: Annotated[
         bool,
         typer.Option(
@@ -39,13 +46,19 @@ def soak(
     from deploy.bench.soak import run_soak
     from deploy.client import Client
 
+    if spread >= input_len:
+        raise InvalidRequest(f"--spread is {spread}, it must be less than --input-len {input_len}", "spread")
     engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": max(8, -(-streams // replicas))}
+    if kv_blocks is not None:
+        engine["num_gpu_blocks_override"] = kv_blocks
+    if swap_space is not None:
+        engine["swap_space"] = swap_space
     engine |= {"cpu_threads": 1} if model else {"scripted": True, "scripted_step_s": step_s}
     with stage("Cluster"):
         cluster = _deployed(engine, replicas, model) if rollout else _served(engine, replicas, model)
     try:
         url = f"{cluster.url}/v1"
-        plan = LoadPlan(url, Client(url).first_model(), streams, 0, input_len, output_len)
+        plan = LoadPlan(url, Client(url).first_model(), streams, 0, input_len, output_len, spread=spread)
         with stage(f"{streams} streams for {duration_s:g} s"):
             change = _roll(cluster) if isinstance(cluster, DeployedCluster) else None
             found = asdict(asyncio.run(run_soak(cluster, plan, duration_s, change)))

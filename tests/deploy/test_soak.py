@@ -16,9 +16,13 @@ DURATION_S = 300.0
 
 
 def test_the_slope_of_a_line_is_its_slope_and_noise_has_none() -> None:
-    assert slope_per_min([(0, 10), (30, 11), (60, 12)]) == pytest.approx(2.0)
-    assert slope_per_min([(0, 5), (10, 6), (20, 5), (30, 6), (40, 5)]) == pytest.approx(0.0)
-    assert slope_per_min([(0, 5)]) == 0.0
+    assert slope_per_min([(0, 10), (30, 11), (60, 12)]) == pytest.approx((2.0, 0.0))
+    slope, error = slope_per_min([(0, 5), (10, 6), (20, 5), (30, 6), (40, 5)])
+    assert slope == pytest.approx(0.0)
+    assert error == pytest.approx(
+        60 * (1.2 / 3 / 1000) ** 0.5
+    )  # squares left, a degree of freedom, of the times
+    assert slope_per_min([(0, 5)]) == (0.0, 0.0)
 
 
 def check_nothing_leaks(found: SoakResult) -> None:
