@@ -13,6 +13,7 @@ import typer
 
 from deploy.bench.chaos_command import chaos
 from deploy.bench.fairness_command import fairness
+from deploy.bench.perplexity_command import perplexity
 from deploy.bench.report import environment, show_runs, write_result
 from deploy.bench.scale_step_command import scale_step
 from deploy.bench.soak_command import soak
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(soak)
 app.command()(structured)
+app.command()(perplexity)
 app.command()(scale_step)
 app.command()(chaos)
 app.command()(fairness)
