@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from deploy.quantize.calibration import CalibrationFlow, InputStatistics
+from deploy.quantize.calibration import CalibrationFlow, InputStatistics, Rounding
 from deploy.quantize.check import (
     CHUNK_TOKENS,
     check_calibration,
@@ -24,6 +25,7 @@ from deploy.quantize.check import (
 from deploy.quantize.grids import CodeGrid, Float8Grid
 from deploy.quantize.layouts import awq_tensors, fp8_tensors, gptq_tensors, quantization_config
 from deploy.quantize.rounding import best_awq_scale, round_with_feedback
+from kernels.scaled_rows import FLOAT8, quantize_rows_ref
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import InvalidRequest
 
@@ -77,31 +79,42 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
     ]
     layers = list(model.model.layers)
     group = job.group_size or default_group(shape)
-    flow = CalibrationFlow(model, layers[0], chunks) if chunks else None
+    flow = CalibrationFlow(model, layers[0], chunks, _input_rounding(job.method)) if chunks else None
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
-        seen = flow.record(layer, [names[0] for names in _LINEARS]) if flow is not None else {}
-        encoded = _round_layer(layer, job.method, group, seen)
+        encoded = _round_layer(layer, job.method, group, flow)
         tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in encoded.items()}
-        if flow is not None:
-            flow.pass_through(layer)
         progress((index + 1) / len(layers))
     _write(job, config, model, tensors, group)
 
 
+def _input_rounding(method: str) -> Rounding | None:
+    """What the product does to its inputs, which weights are then calibrated with."""
+
+    def round_rows(inputs: Tensor) -> Tensor:
+        values, scales = quantize_rows_ref(inputs.reshape(-1, inputs.shape[-1]), FLOAT8)
+        return (values.float() * scales[:, None]).view(inputs.shape)
+
+    return round_rows if method == "fp8" else None
+
+
 @torch.no_grad()
 def _round_layer(
-    layer: nn.Module, method: str, group: int, seen: dict[str, InputStatistics]
+    layer: nn.Module, method: str, group: int, flow: CalibrationFlow | None
 ) -> dict[str, Tensor]:
     """Round the projections of ``layer`` in place; return what is stored of them, by name."""
     if method == "awq":
+        assert flow is not None, "4 bits are calibrated"
         for names, before in zip(_LINEARS, _BEFORE, strict=True):
-            _fold_scale(layer, names, layer.get_submodule(before), group, seen[names[0]])
+            _fold_scale(layer, names, layer.get_submodule(before), group, flow)
+    full = layer if flow is None else copy.deepcopy(layer)
     stored: dict[str, Tensor] = {}
     for names in _LINEARS:
         linears = _linears(layer, names)
         weight = torch.cat([linear.weight for linear in linears])
-        rounded, encode = _rounded(method, weight, group, seen.get(names[0]))
+        # After what comes before in the layer has been rounded.
+        seen = flow.record(layer, full, names[0]) if flow is not None else None
+        rounded, encode = _rounded(method, weight, group, seen)
         start = 0
         for name, linear in zip(names, linears, strict=True):
             rows = range(start, start + linear.out_features)
@@ -110,6 +123,8 @@ def _round_layer(
             stored |= {f"{name}.{part}": tensor for part, tensor in encode(rows).items()}
             if linear.bias is not None:
                 stored[f"{name}.bias"] = linear.bias.clone()
+    if flow is not None:
+        flow.pass_through(layer, full)
     return stored
 
 
@@ -126,34 +141,36 @@ _Encode = Callable[[range], dict[str, Tensor]]
 def _rounded(method: str, weight: Tensor, group: int, seen: InputStatistics | None) -> tuple[Tensor, _Encode]:
     """The weight as it will be read, and how its rows are stored."""
     if method == "fp8":
-        float8 = Float8Grid(weight)
-        rounded = (
-            float8.rounded(weight)
-            if seen is None
-            else round_with_feedback(weight, float8, seen.gram, seen.held_out)
-        )
+        rounded, float8 = _rounded_float8(weight, seen)
         return rounded, lambda rows: fp8_tensors(
             float8.scales[rows.start : rows.stop], rounded[rows.start : rows.stop]
         )
     assert seen is not None, "4 bits are calibrated"
     importance = (seen.gram + seen.held_out).diagonal()
-    grid = CodeGrid(weight, group, importance, least_zero=int(method == "gptq"))
-    if method == "awq":
-        rounded = grid.rounded(weight)
-        return rounded, lambda rows: awq_tensors(grid.codes(rounded).take_rows(rows))
-    rounded = round_with_feedback(weight, grid, seen.gram, seen.held_out)
-    return rounded, lambda rows: gptq_tensors(grid.codes(rounded).take_rows(rows))
+    least_zero, tensors_of = (1, gptq_tensors) if method == "gptq" else (0, awq_tensors)
+    rounded, grid = round_with_feedback(
+        weight, lambda aim: CodeGrid(aim, group, importance, least_zero), seen
+    )
+    return rounded, lambda rows: tensors_of(grid.codes(rounded).take_rows(rows))
+
+
+def _rounded_float8(weight: Tensor, seen: InputStatistics | None) -> tuple[Tensor, Float8Grid]:
+    if seen is not None:
+        return round_with_feedback(weight, Float8Grid, seen)
+    grid = Float8Grid(weight)
+    return grid.rounded(weight), grid
 
 
 def _fold_scale(
-    layer: nn.Module, names: tuple[str, ...], before: nn.Module, group: int, seen: InputStatistics
+    layer: nn.Module, names: tuple[str, ...], before: nn.Module, group: int, flow: CalibrationFlow
 ) -> None:
-    """Scale columns up and what writes them down, where the two have equal widths; statistics follow."""
+    """Scale columns up and what writes them down, where the two have equal widths: nothing is computed otherwise."""
     linears = _linears(layer, names)
     writer = before.weight
     assert isinstance(writer, Tensor), "norms and projections have weights"
     if writer.shape[0] != linears[0].in_features:
         return  # with grouped queries one row of v feeds several columns of the output projection
+    seen = flow.record(layer, layer, names[0])
     weight = torch.cat([linear.weight for linear in linears])
     scale = best_awq_scale(weight, group, seen.magnitudes / seen.count, seen.gram + seen.held_out)
     for linear in linears:
@@ -162,8 +179,6 @@ def _fold_scale(
     bias = getattr(before, "bias", None)
     if isinstance(bias, Tensor):
         bias.div_(scale)
-    for sums in (seen.gram, seen.held_out):
-        sums.div_(scale).div_(scale[:, None])
 
 
 def _write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from deploy.quantize.calibration import InputStatistics
 from deploy.quantize.folder import Job, quantize_folder
 from deploy.quantize.grids import CodeGrid, Float8Grid
-from deploy.quantize.rounding import best_awq_scale, output_error, round_with_feedback
+from deploy.quantize.rounding import best_awq_scale, drifting_error, output_error, round_with_feedback
 from kernels.codes import dequantize_ref, quantize_to_codes
 from router.text.tokenizer import Tokenizer
 from workers.checkpoint.model_config import read_model_config
@@ -100,18 +102,45 @@ def correlated(num_tokens: int) -> torch.Tensor:
     return torch.randn(num_tokens, 128) @ torch.randn(128, 128) * (torch.rand(128) * 4) ** 2
 
 
+GRIDS: dict[str, Callable[[torch.Tensor], CodeGrid | Float8Grid]] = {
+    "codes": lambda weight: CodeGrid(weight, 128),
+    "fp8": Float8Grid,
+}
+
+
+def seen_of(inputs: torch.Tensor, full: torch.Tensor) -> InputStatistics:
+    seen = InputStatistics.empty(inputs.shape[-1])
+    seen.add(inputs, full)
+    return seen
+
+
 @pytest.mark.parametrize("kind", ["codes", "fp8"])
 def test_error_feedback_beats_plain_rounding(kind: str) -> None:
     inputs, weight = correlated(512), torch.randn(64, 128)
-    gram, held_out = inputs[:384].t() @ inputs[:384], inputs[384:].t() @ inputs[384:]
-    grid = CodeGrid(weight, 128) if kind == "codes" else Float8Grid(weight)
+    seen = seen_of(inputs, inputs)
 
-    rounded = round_with_feedback(weight, grid, gram, held_out)
+    rounded, grid = round_with_feedback(weight, GRIDS[kind], seen)
 
-    assert output_error(rounded, weight, held_out) < 0.7 * output_error(
-        grid.rounded(weight), weight, held_out
-    )
+    nearest = GRIDS[kind](weight).rounded(weight)
+    assert output_error(rounded, weight, seen.held_out) < 0.7 * output_error(nearest, weight, seen.held_out)
     assert torch.equal(grid.rounded(rounded), rounded)  # all of it is on the grid
+
+
+@pytest.mark.parametrize("kind", ["codes", "fp8"])
+def test_what_the_layers_before_got_wrong_is_made_good(kind: str) -> None:
+    full, weight = correlated(1024), torch.randn(64, 128)
+    inputs = full + 0.1 * (full.mean(1, keepdim=True) - full)  # an error that inputs tell of
+
+    seen = seen_of(inputs, full)
+    rounded, grid = round_with_feedback(weight, GRIDS[kind], seen)
+    blind, _ = round_with_feedback(weight, GRIDS[kind], seen_of(inputs, inputs))
+
+    def error(found: torch.Tensor) -> torch.Tensor:
+        return (inputs @ found.t() - full @ weight.t()).square().sum()
+
+    assert error(rounded) < 0.5 * error(blind)
+    assert drifting_error(rounded, weight, seen) < drifting_error(blind, weight, seen)
+    assert torch.equal(grid.rounded(rounded), rounded)
 
 
 def test_scaled_inputs_beat_plain_rounding() -> None:
@@ -143,11 +172,11 @@ def test_ends_are_cut_off_where_the_rest_gains_more() -> None:
 def test_feedback_from_few_tokens_costs_other_texts_no_more_than_plain_rounding() -> None:
     torch.manual_seed(0)
     # Inputs that have nothing in common but chance: all that columns could learn of each other is noise.
-    fitted, held_out, other = torch.randn(160, 128), torch.randn(80, 128), torch.randn(4096, 128)
+    inputs, other = torch.randn(240, 128), torch.randn(4096, 128)
     weight = torch.randn(64, 128)
     grid = CodeGrid(weight, 128)
 
-    rounded = round_with_feedback(weight, grid, fitted.t() @ fitted, held_out.t() @ held_out)
+    rounded, _ = round_with_feedback(weight, lambda _: grid, seen_of(inputs, inputs))
 
     gram = other.t() @ other
     assert output_error(rounded, weight, gram) < 1.02 * output_error(grid.rounded(weight), weight, gram)
