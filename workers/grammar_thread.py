@@ -14,6 +14,9 @@ from workers.engine.request import EngineRequest
 
 Compile = Callable[[str], Matcher]
 
+STACK_BYTES = 16 << 20
+"""Grammars are compiled by recursion; those that come here have been compiled at the door with an eighth of it."""
+
 
 class GrammarThread:
     """Takes requests with grammars, gives them back with matchers, in order. For one caller."""
@@ -27,7 +30,9 @@ class GrammarThread:
         self._doorbell, self._ringer = os.pipe()
         os.set_blocking(self._doorbell, False)
         self._thread = threading.Thread(target=self._run, args=(load,), daemon=True, name="grammars")
+        usual_bytes = threading.stack_size(STACK_BYTES)
         self._thread.start()
+        threading.stack_size(usual_bytes)
 
     def put(self, request: EngineRequest) -> None:
         """Have a matcher made."""

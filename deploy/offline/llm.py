@@ -304,3 +304,4 @@ class LLM:
     def close(self) -> None:
         """Let the ranks go; nothing can be generated afterwards. Safe to call twice."""
         self._loop.close()
+        self._writer.close()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from deploy.offline.choice import Choice
 from deploy.offline.outputs import RequestOutput
 from deploy.offline.prompts import Prompt, encoded
 from deploy.offline.sampling_params import SamplingParams
+from router.text.grammar_process import GrammarProcess, Vocabulary
 from router.text.stop import StopStrings
 from router.text.tokenizer import Tokenizer
 from workers.engine.constraint import Matcher
@@ -20,6 +21,8 @@ from workers.engine.request import EngineRequest
 from workers.grammar import GrammarCompiler
 from workers.mask_threads import spare_threads
 
+_MAX_REMEMBERED = 64
+"""Grammars of which it is known that they compile."""
 _PLAIN = SamplingParams()
 
 
@@ -92,9 +95,7 @@ class RequestWriter:
             request = EngineRequest(
                 f"{output.request_id}-{index}", output.prompt_token_ids, wanted, priority=priority
             )
-            yield WrittenRequest(
-                request, choice, self._grammars.matcher(wanted.grammar) if wanted.grammar else None
-            )
+            yield WrittenRequest(request, choice, self._matcher(wanted.grammar) if wanted.grammar else None)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token ids of each bad word, at the beginning of a text and after a space."""
@@ -103,6 +104,26 @@ class RequestWriter:
         assert self._tokenizer is not None, "a request that needs the tokenizer is refused without"
         spelled = [word for bad in params.bad_words for word in (bad, " " + bad.lstrip())]
         return tuple(dict.fromkeys(tuple(self._tokenizer.encode_literally(word)) for word in spelled))
+
+    def close(self) -> None:
+        """End what it has started."""
+        if "_grammar_process" in self.__dict__:
+            self._grammar_process.close()
+
+    def _matcher(self, grammar: str) -> Matcher:
+        self._check_grammar(grammar)
+        return self._grammars.matcher(grammar)
+
+    @cached_property
+    def _check_grammar(self) -> Callable[[str], None]:
+        """What compiles elsewhere does not take this process along; a batch's grammar is tried once."""
+        return lru_cache(_MAX_REMEMBERED)(self._grammar_process.check)
+
+    @cached_property
+    def _grammar_process(self) -> GrammarProcess:
+        assert self._tokenizer is not None, "a request that needs the tokenizer is refused without"
+        table = self._tokenizer.table
+        return GrammarProcess(Vocabulary(table.with_special, sorted(self._tokenizer.special_token_ids)))
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

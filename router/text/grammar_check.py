@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 from router.text.detokenizer import TokenTable
+from router.text.grammar_process import GrammarProcess, Vocabulary
 from workers.engine.errors import InvalidRequest
-from workers.grammar import GrammarCompiler
 
 MAX_REMEMBERED = 4096
 """Grammars of which it is known that they compile; 16 bytes each."""
 
 
 class GrammarCheck:
-    """Compiles in two threads of its own, so that grammars hold up neither tokens nor tokenizing."""
+    """Compiles in two processes beside this one: one grammar that takes its time holds up no other, nor any token."""
 
-    def __init__(self, table: TokenTable, special_token_ids: frozenset[int], timeout_s: float = 5.0) -> None:
-        """The compiler is built at the first use.
-
-        Args:
-            timeout_s: a grammar that is not compiled by then is refused; others may have been before it.
-        """
-        self._table = table
-        self._special_token_ids = special_token_ids
-        self._timeout_s = timeout_s
-        self._compiler: GrammarCompiler | None = None
+    def __init__(self, table: TokenTable, special_token_ids: frozenset[int], **limits: float) -> None:
+        """The processes are started at the first use; ``limits`` are those of a ``Vocabulary``."""
+        self._vocabulary = Vocabulary(table.with_special, sorted(special_token_ids), **limits)  # type: ignore[arg-type]
         self._threads = ThreadPoolExecutor(2, "grammar-check")
+        self._of_thread = threading.local()
+        self._processes: list[GrammarProcess] = []
         self._accepted: dict[bytes, None] = {}
         """Digests of grammars that have compiled, the latest last."""
 
@@ -46,15 +41,8 @@ class GrammarCheck:
         digest = blake2b(grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if digest in self._accepted:
             return
-        loop = asyncio.get_running_loop()
         try:
-            await asyncio.wait_for(
-                loop.run_in_executor(self._threads, self._compile, grammar), self._timeout_s
-            )
-        except TimeoutError:
-            raise InvalidRequest(
-                f"{param}: is not compiled after {self._timeout_s:g} s: make it simpler", param
-            ) from None
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, grammar)
         except InvalidRequest as error:
             raise InvalidRequest(f"{param}: {error.message}", param) from None
         self._accepted[digest] = None
@@ -62,15 +50,14 @@ class GrammarCheck:
             del self._accepted[next(iter(self._accepted))]
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads and their processes go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
     def _compile(self, grammar: str) -> None:
-        if self._compiler is None:
-            self._compiler = make_compiler(self._table.with_special, self._special_token_ids)
-        self._compiler.matcher(grammar)
-
-
-def make_compiler(token_bytes: Sequence[bytes], special_token_ids: frozenset[int]) -> GrammarCompiler:
-    """A compiler that only checks: which of the special tokens ends an output does not matter to it."""
-    return GrammarCompiler(token_bytes, special_token_ids, sorted(special_token_ids)[:1] or [0])
+        process: GrammarProcess | None = getattr(self._of_thread, "process", None)
+        if process is None:
+            process = self._of_thread.process = GrammarProcess(self._vocabulary)
+            self._processes.append(process)
+        process.check(grammar)
