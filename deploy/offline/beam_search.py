@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from deploy.offline.outputs import BeamSearchSequence, RequestOutput
-from workers.engine.errors import InvalidRequest
+from deploy.offline.ranges import check_integer, check_number
 from workers.engine.outputs import TokenOutput
 from workers.engine.request import MAX_BEAM_WIDTH, BeamParams, ChoiceParams
 
@@ -27,13 +28,10 @@ class BeamSearchParams:
     """None stops once nothing better can come, so that results are those of a search to the end; see ``BeamParams``."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
-            raise InvalidRequest(
-                f"beam_width is {self.beam_width}, it must be from 1 to {MAX_BEAM_WIDTH}", "beam_width"
-            )
-        if self.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {self.max_tokens}, it must be at least 1", "max_tokens")
+        """Check kinds and ranges."""
+        check_integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        check_integer("max_tokens", self.max_tokens, 1, math.inf)
+        check_number("length_penalty", self.length_penalty, -math.inf, math.inf)
 
     @property
     def choice(self) -> ChoiceParams:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
+from deploy.offline.ranges import check_integer, check_number, is_integer
 from deploy.offline.structured import StructuredOutputsParams
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import ChoiceParams
@@ -63,35 +64,35 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
-        self._check_integer("n", self.n, 1, MOST_CHOICES)
+        check_integer("n", self.n, 1, MOST_CHOICES)
         if self.best_of is not None:
-            self._check_integer("best_of", self.best_of, self.n, MOST_CHOICES)
+            check_integer("best_of", self.best_of, self.n, MOST_CHOICES)
         if self.max_tokens is not None:
-            self._check_integer("max_tokens", self.max_tokens, 1, math.inf)
-        self._check_integer(
+            check_integer("max_tokens", self.max_tokens, 1, math.inf)
+        check_integer(
             "min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens
         )
-        self._check("temperature", self.temperature, 0, 100)
-        self._check("top_p", self.top_p, 1e-9, 1)
-        self._check_integer("top_k", self.top_k, -1, 2**31 - 1)
-        self._check("min_p", self.min_p, 0, 1)
-        self._check("presence_penalty", self.presence_penalty, -2, 2)
-        self._check("frequency_penalty", self.frequency_penalty, -2, 2)
-        self._check("repetition_penalty", self.repetition_penalty, 1e-9, 100)
+        check_number("temperature", self.temperature, 0, 100)
+        check_number("top_p", self.top_p, 1e-9, 1)
+        check_integer("top_k", self.top_k, -1, 2**31 - 1)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_number("repetition_penalty", self.repetition_penalty, 1e-9, 100)
         if self.seed is not None:
-            self._check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if (asked := getattr(self, name)) is not None:
-                self._check_integer(name, asked, 0, 100)
+                check_integer(name, asked, 0, 100)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            self._check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
+            check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
         self._check_token_ids()
         self._check_words()
 
     def _check_token_ids(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
             given = getattr(self, name)
-            if given is not None and not (_is_list(given) and all(_is_integer(one) for one in given)):
+            if given is not None and not (_is_list(given) and all(is_integer(one) for one in given)):
                 raise InvalidRequest(f"{name} is {given!r}, it must be a list of token ids", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
@@ -100,7 +101,7 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"logit_bias has the key {token_id!r}, keys are token ids: give {{5: -1.0}}", "logit_bias"
                 )
-            if not isinstance(bias, Real) or not bias < math.inf:  # also for NaN
+            if isinstance(bias, bool) or not isinstance(bias, Real) or not bias < math.inf:  # also for NaN
                 raise InvalidRequest(
                     f"logit_bias of token {token_id} is {bias!r}, it must be a number", "logit_bias"
                 )
@@ -112,17 +113,6 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} is {given!r}, it must be a list of texts", name)
             if any(not one for one in given):
                 raise InvalidRequest(f"{name} holds an empty string: leave it out", name)
-
-    @staticmethod
-    def _check(name: str, value: float, low: float, high: float) -> None:
-        if not isinstance(value, Real) or not low <= value <= high:  # also false for NaN
-            raise InvalidRequest(f"{name} is {value!r}, it must be from {low} to {high}", name)
-
-    @staticmethod
-    def _check_integer(name: str, value: int, low: float, high: float) -> None:
-        if not _is_integer(value) or not low <= value <= high:
-            limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-            raise InvalidRequest(f"{name} is {value!r}, it must be an integer, {limit}", name)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -199,10 +189,6 @@ class SamplingParams:
         if self.logprobs is None:
             return 0 if self.is_contest else None
         return int(self.logprobs)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_list(value: object) -> bool:

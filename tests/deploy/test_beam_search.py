@@ -94,3 +94,20 @@ def test_a_search_that_cannot_fit_is_refused_with_the_numbers(tiny: tuple[Path, 
             llm.beam_search([[1, 2, 3]], BeamSearchParams(beam_width=10, max_tokens=57))
     finally:
         llm.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": 2.5}, "beam_width"),
+        ({"beam_width": True}, "beam_width"),
+        ({"max_tokens": "4"}, "max_tokens"),
+        ({"length_penalty": None}, "length_penalty"),
+    ],
+)
+def test_what_is_no_search_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(UserError) as caught:
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **changes})
+
+    assert caught.value.param == param
