@@ -5,9 +5,12 @@ Numbers that the engine would choke on are refused here, since a port is open to
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Literal
+
+import msgspec
 
 from cluster.proto import shoal_pb2 as pb
 from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
@@ -263,32 +266,8 @@ def snapshot_to_wire(snapshot: CacheSnapshot) -> pb.CacheSnapshot:
     )
 
 
-_LOAD_COUNTS = (
-    "num_running",
-    "num_waiting",
-    "num_queued_tokens",
-    "num_free_blocks",
-    "num_blocks",
-    "num_context_tokens",
-    "kv_waste",
-    "num_preemptions",
-    "num_steps",
-    "num_prompt_tokens",
-    "num_cached_tokens",
-    "num_output_tokens",
-    "num_queued_attended",
-    "num_host_blocks",
-    "num_free_host_blocks",
-)
-_COSTS = (
-    "base_s",
-    "per_sequence_s",
-    "per_token_s",
-    "per_context_token_s",
-    "per_attended_s",
-    "copy_base_s",
-    "copy_block_s",
-)
+_LOAD_COUNTS = tuple(field.name for field in msgspec.structs.fields(Load) if field.name != "cost")
+_COSTS = tuple(field.name for field in dataclasses.fields(CostModel))
 
 
 def load_to_wire(load: Load) -> pb.Load:

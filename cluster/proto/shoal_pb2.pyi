@@ -288,7 +288,7 @@ class CacheSnapshot(_message.Message):
     def __init__(self, next_sequence: _Optional[int] = ..., hashes: _Optional[bytes] = ..., host_hashes: _Optional[bytes] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_free_blocks", "num_blocks", "num_context_tokens", "kv_waste", "num_preemptions", "num_steps", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "base_s", "per_sequence_s", "per_token_s", "per_context_token_s", "per_attended_s", "copy_base_s", "copy_block_s", "num_queued_attended", "num_host_blocks", "num_free_host_blocks")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_free_blocks", "num_blocks", "num_context_tokens", "kv_waste", "num_preemptions", "num_steps", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "base_s", "per_sequence_s", "per_token_s", "per_context_token_s", "per_attended_s", "copy_base_s", "copy_block_s", "num_queued_attended", "num_host_blocks", "num_free_host_blocks", "num_swap_preemptions", "num_blocks_swapped_out", "num_blocks_swapped_in", "num_corrupt_blocks", "num_host_cached_tokens", "num_forked_blocks", "num_tail_copies", "step_error_p50")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +311,14 @@ class Load(_message.Message):
     NUM_QUEUED_ATTENDED_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAP_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORRUPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FORKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAIL_COPIES_FIELD_NUMBER: _ClassVar[int]
+    STEP_ERROR_P50_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_queued_tokens: int
@@ -333,7 +341,15 @@ class Load(_message.Message):
     num_queued_attended: int
     num_host_blocks: int
     num_free_host_blocks: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., kv_waste: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., base_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_context_token_s: _Optional[float] = ..., per_attended_s: _Optional[float] = ..., copy_base_s: _Optional[float] = ..., copy_block_s: _Optional[float] = ..., num_queued_attended: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ...) -> None: ...
+    num_swap_preemptions: int
+    num_blocks_swapped_out: int
+    num_blocks_swapped_in: int
+    num_corrupt_blocks: int
+    num_host_cached_tokens: int
+    num_forked_blocks: int
+    num_tail_copies: int
+    step_error_p50: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., kv_waste: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., base_s: _Optional[float] = ..., per_sequence_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_context_token_s: _Optional[float] = ..., per_attended_s: _Optional[float] = ..., copy_base_s: _Optional[float] = ..., copy_block_s: _Optional[float] = ..., num_queued_attended: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_free_host_blocks: _Optional[int] = ..., num_swap_preemptions: _Optional[int] = ..., num_blocks_swapped_out: _Optional[int] = ..., num_blocks_swapped_in: _Optional[int] = ..., num_corrupt_blocks: _Optional[int] = ..., num_host_cached_tokens: _Optional[int] = ..., num_forked_blocks: _Optional[int] = ..., num_tail_copies: _Optional[int] = ..., step_error_p50: _Optional[float] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("deadline_s",)
