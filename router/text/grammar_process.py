@@ -35,6 +35,10 @@ class Vocabulary(msgspec.Struct):
     memory_bytes: int = 512 << 20
 
 
+class TooSlow(InvalidRequest):
+    """A grammar is not compiled in the time that it was given."""
+
+
 class GrammarProcess:
     """Started at the first grammar, and again after one that took too much. For one thread at a time."""
 
@@ -46,7 +50,8 @@ class GrammarProcess:
         """Return if the grammar compiles.
 
         Raises:
-            InvalidRequest: it does not, or not in the time or memory given.
+            TooSlow: it does not in the time given.
+            InvalidRequest: it does not at all, or not in the memory given.
         """
         process = self._start() if self._process is None else self._process
         assert process.stdin is not None
@@ -85,10 +90,12 @@ class GrammarProcess:
             stream.close()
         self._process = None
         if process.wait() == -signal.SIGPROF:
-            reason = f"is not compiled after {self._vocabulary.cpu_s:g} s of a core"
-        else:
-            reason = f"takes more than {self._vocabulary.memory_bytes >> 20} MiB to compile, or is nested too deeply"
-        return InvalidRequest(f"{reason}: make it simpler", "grammar")
+            given = f"{self._vocabulary.cpu_s:g} s of a core"
+            return TooSlow(f"is not compiled after {given}: make it simpler", "grammar")
+        space = (
+            f"takes more than {self._vocabulary.memory_bytes >> 20} MiB to compile, or is nested too deeply"
+        )
+        return InvalidRequest(f"{space}: make it simpler", "grammar")
 
 
 def main() -> None:

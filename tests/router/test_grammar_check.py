@@ -111,3 +111,16 @@ async def test_the_deepest_form_that_passes_the_door_has_room_at_a_replica() -> 
         subprocess.run, command, input=deepest, text=True, cwd=ROOT, capture_output=True
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_a_grammar_that_takes_its_time_holds_up_no_other() -> None:
+    check = GrammarCheck(BYTES, frozenset({256}), cpu_s=50.0)  # type: ignore[arg-type]
+    slow = [asyncio.create_task(check.check(greedy(), "guided_json")) for _ in range(3)]
+
+    for number in range(5):
+        await check.check(f'start: "{number}"', "guided_grammar")
+
+    assert not any(task.done() for task in slow)
+    check.close()
+    results = await asyncio.gather(*slow, return_exceptions=True)
+    assert all(isinstance(one, InvalidRequest | asyncio.CancelledError) for one in results)
