@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 
 from router.config import ServedModelConfig
 from router.journal import PLAIN_TERMS, Prompt, PromptTerms
 from router.replica_set import ReplicaSet
-from router.text.chat_template import PLAIN, Message, TemplateOptions
+from router.text.conversation import Conversation
 from router.text.grammar_check import GrammarCheck
 from router.text.grammars import WantedGrammar
 from router.text.reasoning import REASONING, ReasoningSyntax
@@ -72,17 +71,13 @@ class ServedModel:
         if self.recorder is not None:
             await asyncio.to_thread(self.recorder.close)
 
-    async def prompt_of_chat(
-        self,
-        messages: Sequence[Message],
-        options: TemplateOptions = PLAIN,
-        terms: PromptTerms = PLAIN_TERMS,
-    ) -> Prompt:
+    async def prompt_of_chat(self, chat: Conversation, terms: PromptTerms = PLAIN_TERMS) -> Prompt:
         """Tokenize a conversation by the model's template."""
         if self.tokenizer.chat_template is not None:
-            self._check_length(_num_chars(messages, PLAIN), terms, "messages")
-        work = partial(self._tokenize_chat, messages, options, terms)
-        return self._checked(await self._tokenizing.run(_num_chars(messages, options), work), "messages")
+            is_cut = terms.keep_last is not None
+            self._check_length(chat.num_chars if is_cut else chat.num_content_chars, terms, "messages")
+        work = partial(self._tokenize_chat, chat, terms)
+        return self._checked(await self._tokenizing.run(chat.num_chars, work), "messages")
 
     async def prompt_of_text(
         self,
@@ -109,15 +104,14 @@ class ServedModel:
         encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return await self._tokenizing.run(len(text), encode)
 
-    async def token_ids_of_chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+    async def token_ids_of_chat(self, chat: Conversation) -> list[int]:
         """Token ids of a conversation, however many they are.
 
         Raises:
             InvalidRequest: it is longer than ``Limits.max_unbounded_chars``.
         """
-        num_chars = _num_chars(messages, options)
-        self._tokenizing.check_unbounded(num_chars, "messages")
-        return await self._tokenizing.run(num_chars, partial(self.tokenizer.encode_chat, messages, options))
+        self._tokenizing.check_unbounded(chat.num_chars, "messages")
+        return await self._tokenizing.run(chat.num_chars, partial(self._unbounded_ids, chat))
 
     def check_num_ids(self, num_ids: int, param: str) -> None:
         """Refuse more token ids than are looked at where no model bounds them."""
@@ -140,10 +134,15 @@ class ServedModel:
         if grammar is not None:
             await self._grammars.check(grammar.text, grammar.param)
 
-    def _tokenize_chat(
-        self, messages: Sequence[Message], options: TemplateOptions, terms: PromptTerms
-    ) -> Prompt:
-        return self._hashed(Prompt(self.tokenizer.encode_chat(messages, options), terms))
+    def _tokenize_chat(self, chat: Conversation, terms: PromptTerms) -> Prompt:
+        text = self.tokenizer.spell_chat(chat.spelled(), chat.options)
+        self._check_length(text.num_chars, terms, "messages")
+        return self._hashed(Prompt(self.tokenizer.encode_spelled(text), terms))
+
+    def _unbounded_ids(self, chat: Conversation) -> list[int]:
+        text = self.tokenizer.spell_chat(chat.spelled(), chat.options)
+        self._tokenizing.check_unbounded(text.num_chars, "messages")
+        return self.tokenizer.encode_spelled(text)
 
     def _tokenize_text(self, text: str, terms: PromptTerms, add_special_tokens: bool) -> Prompt:
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -175,9 +174,3 @@ class ServedModel:
             raise PromptTooLong(
                 f"prompt has {told}, this model takes {most}{answer}: shorten the prompt", param
             )
-
-
-def _num_chars(messages: Sequence[Message], options: TemplateOptions) -> int:
-    """Characters that a template is shown, near enough."""
-    shown = (*(message.get("content", "") for message in messages), *options.tools, options.kwargs)
-    return sum(len(str(one)) for one in shown)

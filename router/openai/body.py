@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import orjson
@@ -13,10 +15,11 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from router.openai.errors import BodyEncoded, BodyTooLarge, BodyTooSlow, invalid_body
-from router.openai.json_limits import invalid_json
+from router.openai.json_limits import check_width, invalid_json
 from workers.engine.errors import InvalidRequest
 
 _Body = TypeVar("_Body", bound=BaseModel)
+_Understood = TypeVar("_Understood")
 
 
 DRAINED = 8
@@ -36,14 +39,6 @@ _LONG_BODIES = ThreadPoolExecutor(1, "long-body")
 
 NARROW_BYTES = 16 * 1024
 """A shorter body cannot hold enough mistakes to matter."""
-
-MAX_FIELDS = 4096
-"""Of any object in a body. pydantic reports every wrong field before the first can be told, 5 us each: a
-megabyte of them would hold up all other streams for half a second."""
-
-
-MAX_CONTAINERS = 20_000
-"""Objects and lists in a body: ten times those of the longest list of texts that is allowed."""
 
 
 async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Body:
@@ -66,9 +61,14 @@ async def read_body(request: Request, model: type[_Body], max_bytes: int) -> _Bo
             body = await _whole(request, max_bytes)
     except TimeoutError:
         raise BodyTooSlow(MOST_S) from None
-    if len(body) < LONG_BYTES:
-        return _understood(body, model)
-    return await asyncio.get_running_loop().run_in_executor(_LONG_BODIES, _understood, body, model)
+    return await in_turn(len(body), partial(_understood, body, model))
+
+
+async def in_turn(num_bytes: int, understand: Callable[[], _Understood]) -> _Understood:
+    """What ``understand`` makes of a body of that length: at once, or of a long one in the thread for such."""
+    if num_bytes < LONG_BYTES:
+        return understand()
+    return await asyncio.get_running_loop().run_in_executor(_LONG_BODIES, understand)
 
 
 def _understood(body: bytes, model: type[_Body]) -> _Body:
@@ -105,30 +105,11 @@ def _wrong(body: bytes, error: ValidationError) -> InvalidRequest:
 
 
 def _check_width(body: bytes) -> None:
-    """Refuse objects with absurdly many fields; whether it is JSON at all is told later.
-
-    Raises:
-        InvalidRequest: an object has more than ``MAX_FIELDS``, or there are more than ``MAX_CONTAINERS``.
-    """
+    """Refuse what is absurdly wide; whether it is JSON at all is told later."""
     if len(body) <= NARROW_BYTES:
         return
     try:
-        waiting = [orjson.loads(body)]
+        whole = orjson.loads(body)
     except orjson.JSONDecodeError:
         return
-    if not isinstance(waiting[0], dict | list):
-        return
-    num_containers = 0
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if len(value) > MAX_FIELDS:
-                raise InvalidRequest(f"an object has {len(value)} fields, the limit is {MAX_FIELDS}")
-            value = value.values()
-        inside = [one for one in value if isinstance(one, dict | list)]
-        num_containers += len(inside)
-        if num_containers > MAX_CONTAINERS:
-            raise InvalidRequest(
-                f"the body holds more than {MAX_CONTAINERS} objects and lists, which is the limit"
-            )
-        waiting += inside
+    check_width(whole)

@@ -10,7 +10,7 @@ from router.generation import Generation
 from router.ingress import Ingress
 from router.journal import Prompt
 from router.openai.chat_message import GrowingMessage
-from router.openai.messages import template_messages, template_options
+from router.openai.messages import conversation, template_options
 from router.openai.sampling import (
     check_num_logprobs,
     check_sampling,
@@ -59,14 +59,13 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
     )
     grammar = answer if use is None or use.grammar is None else use.grammar
     await model.check_grammar(grammar)
-    conversation = template_messages(body.messages, model.tokenizer.chat_template)
     asked, param = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
     terms = prompt_terms(body, model.max_model_len, asked)
-    prompt = await model.prompt_of_chat(
-        conversation, template_options(body, use.tools if use is not None else ()), terms
-    )
+    options = template_options(body, use.tools if use is not None else ())
+    chat = conversation(body.messages, model.tokenizer.chat_template, options)
+    prompt = await model.prompt_of_chat(chat, terms)
     max_tokens = resolve_max_tokens(asked, param, len(prompt), model.max_model_len)
     params = choice_params(body, max_tokens, num_logprobs, ingress.draw_seed(), model.tokenizer, grammar)
     thinking = _Thinking.of(model, prompt)

@@ -16,6 +16,12 @@ MAX_DIGITS = 4300
 MAX_DEPTH = 200
 """Of objects and lists in each other: where jiter stops."""
 
+MAX_FIELDS = 4096
+"""Of any object in a body. pydantic reports every wrong field before the first can be told, 5 us each: a
+megabyte of them would hold up all other streams for half a second."""
+MAX_CONTAINERS = 20_000
+"""Objects and lists in a body: ten times those of the longest list of texts that is allowed."""
+
 MOST_TOKENS = 200_000
 """That are read, in some 0.15 s, to find the field at fault; further on the parser's own words must do."""
 
@@ -55,6 +61,31 @@ def invalid_json(body: bytes, message: str) -> InvalidRequest:
     except UnicodeDecodeError as error:
         return InvalidRequest(f"the body is not UTF-8: byte {error.start + 1} is 0x{body[error.start]:02x}")
     return InvalidRequest(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}")
+
+
+def check_width(whole: object, what: str = "the body", param: str | None = None) -> None:
+    """Refuse objects with absurdly many fields, and absurdly many objects.
+
+    Raises:
+        InvalidRequest: an object has more than ``MAX_FIELDS``, or there are more than ``MAX_CONTAINERS`` in ``what``.
+    """
+    if not isinstance(whole, dict | list):
+        return
+    waiting: list[dict[str, object] | list[object]] = [whole]
+    num_containers = 0
+    told = f"{param}: " if param is not None else ""
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and len(one) > MAX_FIELDS:
+            raise InvalidRequest(f"{told}an object has {len(one)} fields, the limit is {MAX_FIELDS}", param)
+        values = one.values() if isinstance(one, dict) else one
+        inside = [value for value in values if isinstance(value, dict | list)]
+        num_containers += len(inside)
+        if num_containers > MAX_CONTAINERS:
+            raise InvalidRequest(
+                f"{told}{what} holds more than {MAX_CONTAINERS} objects and lists, which is the limit", param
+            )
+        waiting += inside
 
 
 def _start_of_line(body: bytes, line: int) -> int:

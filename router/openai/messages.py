@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
 
+from router.openai.json_limits import check_width
 from router.openai.schema import ChatMessage, TemplateFields
 from router.text.chat_template import ChatTemplate, TemplateOptions
+from router.text.conversation import Conversation
 from router.text.tools.formats import Tool
 from workers.engine.errors import InvalidRequest
+
+
+def conversation(
+    messages: Sequence[ChatMessage], template: ChatTemplate | None, options: TemplateOptions
+) -> Conversation:
+    """What a template is to be shown of a body's messages, whose wrong ones show when they are spelled."""
+    texts = [message.text for message in messages]
+    return Conversation.of(messages, texts, partial(template_messages, messages, template), options)
 
 
 def template_messages(
@@ -92,4 +103,5 @@ def _arguments(text: str, param: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise InvalidRequest(f"{param}: must be a JSON object in a string", param)
+    check_width(found, "it", param)
     return found

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from router.ingress import Ingress
-from router.openai.messages import template_messages, template_options
+from router.openai.messages import conversation, template_options
 from router.openai.sampling import check_token_ids
 from router.openai.schema import Body, ChatMessage, TemplateFields
 from router.openai.tools import listed_tools
@@ -87,8 +87,8 @@ async def _token_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
         return await model.token_ids_of_text(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
-    messages = template_messages(body.messages, model.tokenizer.chat_template)
-    return await model.token_ids_of_chat(messages, template_options(body, listed_tools(body.tools)))
+    options = template_options(body, listed_tools(body.tools))
+    return await model.token_ids_of_chat(conversation(body.messages, model.tokenizer.chat_template, options))
 
 
 def _spelled(model: ServedModel, token_ids: list[int]) -> list[str]:

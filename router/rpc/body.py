@@ -9,6 +9,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import BaseModel, ValidationError
 
 from router.openai.errors import invalid_body
+from router.openai.json_limits import MAX_CONTAINERS
 from router.openai.schema import ChatBody, CompletionBody
 from router.rpc.proto import inference_pb2 as pb
 from workers.engine.errors import InvalidRequest, UserError
@@ -33,17 +34,29 @@ _NAMES = {
 """Fields of a body that the message calls otherwise."""
 
 
-def parse(data: bytes) -> pb.GenerateRequest | InvalidRequest:
-    """The message that a client sent, or what is wrong with it: gRPC itself would call either an error of ours."""
+def parse(data: bytes) -> pb.GenerateRequest:
+    """The message that a client sent.
+
+    Raises:
+        InvalidRequest: it is none, or has what messages do not have; with the message's own names.
+    """
     try:
         request = pb.GenerateRequest.FromString(data)
     except DecodeError:
-        return InvalidRequest("the message is no GenerateRequest: cut short, or text that is no UTF-8")
+        raise InvalidRequest(
+            "the message is no GenerateRequest: cut short, or text that is no UTF-8"
+        ) from None
+    num_messages = len(request.conversation.messages)
+    if num_messages > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"conversation.messages: there are {num_messages}, the limit is {MAX_CONTAINERS}",
+            "conversation.messages",
+        )
     unknown = _unknown_field(request)
     if unknown is not None:
         number, param = unknown
         of = param or "the message"
-        return InvalidRequest(f"field number {number} of {of} is not known here", param)
+        raise InvalidRequest(f"field number {number} of {of} is not known here", param)
     return request
 
 

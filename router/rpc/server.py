@@ -18,7 +18,6 @@ from router.config import RpcConfig
 from router.ingress import Ingress
 from router.openai.health import health
 from router.openai.metrics import Metrics
-from router.rpc.body import parse
 from router.rpc.proto import inference_pb2
 from router.rpc.service import InferenceService
 from router.tenancy.key_source import KeySource
@@ -79,7 +78,6 @@ async def start_rpc_server(
     server = grpc.aio.server(options=[("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", most)])
     generate = grpc.unary_stream_rpc_method_handler(
         InferenceService(ingress, metrics, keys).Generate,
-        request_deserializer=parse,
         response_serializer=inference_pb2.GenerateResponse.SerializeToString,
     )
     handler = grpc.method_handlers_generic_handler(INFERENCE, {"Generate": generate})

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NoReturn
 
 import grpc
@@ -15,18 +16,19 @@ from router.edge import request_id_of
 from router.generation import Delta, Generation
 from router.ingress import Ingress
 from router.openai.answer import GenerationResponse
+from router.openai.body import in_turn
 from router.openai.chat import answer_chat
 from router.openai.completions import answer_completion
 from router.openai.errors import error_object, retry_after
 from router.openai.header_wishes import header_wishes
 from router.openai.metrics import Metrics
-from router.openai.schema import ChatBody
-from router.rpc.body import body_of, in_its_words
+from router.openai.schema import ChatBody, CompletionBody
+from router.rpc.body import body_of, in_its_words, parse
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
 from router.tenancy.key_source import KeySource
 from router.tenancy.keys import ANYBODY, Tenant
-from workers.engine.errors import InvalidRequest, ShoalError, UserError
+from workers.engine.errors import ShoalError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +53,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._keys = keys
 
     async def Generate(  # the service's name
-        self, request: pb.GenerateRequest | InvalidRequest, context: grpc.aio.ServicerContext
+        self, request: bytes, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Stream one generation; ``request`` as ``router.rpc.body.parse`` gives it."""
+        """Stream one generation; ``request`` as it came: gRPC itself would call a wrong one an error of ours."""
         call = _Call(context)
         await context.send_initial_metadata(((REQUEST_ID, call.request_id),))
         tenant = await self._let_in(call)
-        if isinstance(request, InvalidRequest):
-            await call.refuse(request)
-        assert isinstance(request, pb.GenerateRequest), "what is none was refused"
+        message: pb.GenerateRequest | None = None
         try:
-            response = await self._prepare(request)
+            message = await in_turn(len(request), partial(parse, request))
+            body = await in_turn(len(request), partial(body_of, message))
+            response = await self._prepare(body)
             generation = response.generation
             if session := header_wishes(call.headers).session:
                 generation.join_session(session)
@@ -75,18 +77,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                             yield _message(delta)
                 yield pb.GenerateResponse(usage=_usage(generation))
         except ShoalError as error:
-            await call.refuse(error, request)
+            await call.refuse(error, message)
         except Exception:
             log.exception("%s: gRPC Generate failed", call.request_id)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
-    async def _prepare(self, request: pb.GenerateRequest) -> GenerationResponse:
+    async def _prepare(self, body: ChatBody | CompletionBody) -> GenerationResponse:
         """Check and tokenize.
 
         Raises:
             UserError: as the HTTP API would say it.
         """
-        body, generation_id, created = body_of(request), uuid.uuid4().hex, int(time.time())
+        generation_id, created = uuid.uuid4().hex, int(time.time())
         if isinstance(body, ChatBody):
             return await answer_chat(self._ingress, self._metrics, body, generation_id, created)
         return await answer_completion(self._ingress, self._metrics, body, generation_id, created)

@@ -1,7 +1,7 @@
 """Text to token ids, for one model; read once from its files, then shared by all requests.
 
 A prompt that is text may hold the model's control tokens (`<|im_start|>`), as the template writes them. What
-a chat user writes may not: see ``Tokenizer.encode_chat``.
+a chat user writes may not: see ``Tokenizer.spell_chat``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from router.text.chat_template import PLAIN, ChatTemplate, Message, TemplateOptions
+from router.text.conversation import ChatText
 from router.text.detokenizer import TokenTable
 from router.text.literals import longest_of
 from workers.checkpoint.vocabulary import Vocabulary
@@ -68,7 +69,11 @@ class Tokenizer:
         return _ids(self._literal_pipeline, text, False)
 
     def encode_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
-        """Token ids of a conversation, by the model's template.
+        """Token ids of a conversation: ``spell_chat``, then ``encode_spelled``."""
+        return self.encode_spelled(self.spell_chat(messages, options))
+
+    def spell_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> ChatText:
+        """A conversation as the model's template writes it.
 
         Names of control tokens inside messages stay text: each is replaced by a random word before the
         template runs, and spelled out in ordinary tokens after it. A template that itself looks for such
@@ -95,12 +100,17 @@ class Tokenizer:
         shown = replace(options, tools=[safe(tool) for tool in options.tools])
         text = self.chat_template.render([safe(message) for message in messages], shown)
         if not hidden:
-            return self.encode(text, add_special_tokens=False)
-        literally = {name: self.encode_literally(name) for name in set(hidden)}
+            return ChatText((text,))
+        split = re.split(f"{nonce}x([0-9]+)x", text)
+        return ChatText([hidden[int(piece)] if i % 2 else piece for i, piece in enumerate(split)])
+
+    def encode_spelled(self, chat: ChatText) -> list[int]:
+        """Token ids of what a template wrote."""
+        literally = {name: self.encode_literally(name) for name in set(chat.pieces[1::2])}
         token_ids: list[int] = []
-        for i, piece in enumerate(re.split(f"{nonce}x([0-9]+)x", text)):
+        for i, piece in enumerate(chat.pieces):
             if i % 2:
-                token_ids += literally[hidden[int(piece)]]
+                token_ids += literally[piece]
             elif piece:
                 token_ids += self.encode(piece, add_special_tokens=False)
         return token_ids

@@ -86,6 +86,88 @@ async def test_a_text_too_long_to_be_only_tokenized_or_truncated_is_refused(
     assert "the limit is 100" in error["message"]
 
 
+USER = {"role": "user", "content": "a"}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def shown(length: int) -> dict[str, dict[str, Any]]:
+    """Bodies of which a template is shown ``length`` characters in one field, by the name of that."""
+    text = "a" * length
+    function = {**CALL["function"], "arguments": f'{{"a": "{text}"}}'}
+    called = {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
+    named = {"role": "assistant", "tool_calls": [{**CALL, "function": {**CALL["function"], "name": text}}]}
+    numbered = {"role": "assistant", "tool_calls": [{**CALL, "id": text}]}
+    tool = {"type": "function", "function": {"name": "f", "description": text}}
+    properties = {"type": "object", "properties": {text: {"type": "string"}}}
+    return {
+        "content": {"messages": [{**USER, "content": text}]},
+        "parts": {"messages": [{**USER, "content": [{"type": "text", "text": text}]}]},
+        "refusal": {"messages": [USER, {"role": "assistant", "refusal": text}]},
+        "arguments": {"messages": [USER, called]},
+        "name of a call": {"messages": [USER, named]},
+        "id of a call": {"messages": [USER, numbered]},
+        "reasoning": {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": text}]},
+        "name": {"messages": [{**USER, "name": text}]},
+        "result": {"messages": [USER, {"role": "tool", "tool_call_id": "a", "content": text}]},
+        "id of a result": {"messages": [USER, {"role": "tool", "tool_call_id": text, "content": "a"}]},
+        "tool": {"messages": [USER], "tools": [tool]},
+        "parameters": {
+            "messages": [USER],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": properties}}],
+        },
+        "kwargs": {"messages": [USER], "chat_template_kwargs": {"a": [text]}},
+    }
+
+
+@pytest.mark.parametrize("field", shown(0))
+async def test_whatever_field_a_template_is_shown_counts(make_edge, field: str) -> None:
+    edge = await make_edge(ScriptedReplica(), limits=Limits(max_unbounded_chars=1000))
+
+    for path in ("/tokenize", "/v1/chat/completions"):
+        cut = {"truncate_prompt_tokens": 3, "max_tokens": 1} if path != "/tokenize" else {}
+        short, long = [
+            await edge.client.post(path, json={"model": "tiny", **cut, **shown(length)[field]})
+            for length in (60, 1001)
+        ]
+
+        assert short.status_code == 200, short.text
+        assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
+        assert "the limit is 1000" in long.json()["error"]["message"]
+
+
+async def test_what_a_template_makes_of_little_is_bounded_too(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), limits=Limits(max_unbounded_chars=1000))
+    messages = [{"role": "user", "content": ""}] * 60  # 4 characters each, of which the template makes 20
+
+    answer = await edge.client.post("/tokenize", json={"model": "tiny", "messages": messages})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("field", ["arguments", "reasoning", "id of a call", "tool"])
+async def test_the_loop_runs_on_while_a_long_conversation_is_tokenized(make_edge, field: str) -> None:
+    edge = await make_edge()
+    body = {"model": "tiny", **shown(1_000_000)[field]}
+    asked = asyncio.ensure_future(edge.client.post("/tokenize", json=body))
+
+    silence_s = await longest_silence_s(asked)
+
+    assert (await asked).status_code == 200
+    assert silence_s < 0.5, silence_s
+
+
+async def test_arguments_of_a_call_hold_no_more_objects_than_a_body(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    arguments = '{"a": [' + ",".join(["[]"] * 20_001) + "]}"
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+
+    answer = await edge.chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}])
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[1].tool_calls[0].function.arguments")
+    assert "20000" in error["message"]
+
+
 async def test_a_prompt_that_the_model_bounds_may_be_longer(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(), limits=SHORT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -63,6 +64,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (talk({"role": "wizard", "content": "a"}), "conversation.messages[0].role"),
     (talk(SAID, {"content": "a"}), "conversation.messages[1].role"),
     (talk({**SAID, "content": "a" * 100_000}), "conversation.messages"),
+    (talk(*[SAID] * 20_001), "conversation.messages"),
     ({**talk(SAID), "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "json_schema": "{"}, "json_schema"),
     ({"prompt": "a", "json_schema": '{"type": "string", "not": {}}'}, "json_schema"),
@@ -148,6 +150,22 @@ async def test_a_message_may_be_as_long_as_a_body_and_no_longer(connect: Any) ->
     squeezed = await refused(channel, {"prompt": "a" * (200 << 20)}, compression=grpc.Compression.Gzip)
     assert squeezed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await call(channel, {"prompt": "a", "max_tokens": 1}, compression=grpc.Compression.Gzip)
+
+
+async def test_the_loop_runs_on_while_a_long_message_is_read(connect: Any) -> None:
+    _, channel = await connect(ScriptedReplica())
+    many = pb.GenerateRequest(
+        model="tiny", conversation={"messages": [{**SAID, "content": "a" * 20}] * 600_000}
+    )
+    longest_s, last_s = 0.0, time.monotonic()
+    asked = asyncio.ensure_future(refused(channel, many.SerializeToString()[: 8 << 20]))
+
+    while not asked.done():
+        await asyncio.sleep(0.001)
+        longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
+
+    assert (await asked).code() in (INVALID, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert longest_s < 0.5, longest_s
 
 
 async def test_a_call_that_runs_out_of_time_ends_its_request(connect: Any) -> None:
