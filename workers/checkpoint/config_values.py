@@ -34,6 +34,7 @@ _NUMBERS = {
     "mscale": (0.0, math.inf),
     "mscale_all_dim": (0.0, math.inf),
     "partial_rotary_factor": (0.0, 1.0),
+    "query_pre_attn_scalar": (0.0, math.inf),
 }
 """Numbers lie above the first and, where it is finite, at most at the second."""
 _NUMBERS_FROM = {

@@ -5,17 +5,19 @@ from __future__ import annotations
 from workers.checkpoint.config_values import Values, flag, integer, stored_dtype, token_id, token_ids
 from workers.checkpoint.model_shape import ModelConfig
 from workers.checkpoint.quantization import quantization_of
+from workers.engine.errors import UserError
 
 ARCHITECTURE = "transformers"
 """``ModelConfig.architecture`` of models whose layers transformers brings."""
 _NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "num_heads": ("num_attention_heads", "n_head"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "num_kv_heads": ("num_key_value_heads", "multi_query_group_num"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len"),
 }
+"""By size, the first that a config has; transformers maps them in each class's ``attribute_map``."""
 _ENDINGS = ("ForCausalLM", "LMHeadModel")
 """Of class names of decoder-only models."""
 
@@ -34,6 +36,8 @@ def generic_config(config: Values, generation: Values, where: str) -> ModelConfi
 
     def size(key: str, default: int | None = None) -> int:
         given = next((config[name] for name in _NAMES[key] if config.get(name) is not None), None)
+        if given is None and default is None:
+            raise UserError(f"the model's config has none of {', '.join(_NAMES[key])}", "model")
         return integer({_NAMES[key][0]: given}, _NAMES[key][0], default)
 
     hidden_size, num_heads = size("hidden_size"), size("num_heads")

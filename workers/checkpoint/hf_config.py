@@ -15,10 +15,11 @@ from workers.checkpoint.config_values import (
     token_id,
     token_ids,
 )
+from workers.checkpoint.family_keys import family_values
 from workers.checkpoint.generic_config import generic_config, is_decoder
 from workers.checkpoint.model_shape import Experts, ModelConfig
 from workers.checkpoint.quantization import quantization_of
-from workers.checkpoint.rope_config import local_theta, rope_of, rotary_dim
+from workers.checkpoint.rope_config import local_rope_of, rope_of, rotary_dim
 from workers.engine.errors import UserError
 
 FAMILIES = {
@@ -41,8 +42,8 @@ _SERVED = (
     "that keeps keys and values alone with transformers' layers (--model-impl auto or transformers)"
 )
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_GEMMA_PATTERN = {"gemma2": 2, "gemma3": 6}
-"""One layer in so many attends to everything."""
+_GEMMA2_PATTERN = 2
+"""One layer in so many attends to everything; Gemma 3's configs say it themselves."""
 
 
 def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig:
@@ -76,6 +77,7 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
             f"{folder} holds a {name}, which --model-impl {model_impl} has not. {_SERVED}", "model"
         )
     family = FAMILIES[str(name)]
+    config = family_values(config, family)
     if flag(config, "use_bidirectional_attention"):
         raise UserError(
             "the model's config has use_bidirectional_attention = true: Shoal generates, and lets tokens see those "
@@ -91,9 +93,10 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
             "model",
         )
     head_dim = integer(config, "head_dim", hidden_size // num_heads)
-    theta, scaling = rope_of(config)
+    theta, scaling = rope_of(config, family)
+    local_theta, local_scaling = local_rope_of(config, family)
     has_bias = flag(config, "attention_bias")
-    is_gemma = family in _GEMMA_PATTERN
+    is_gemma = family in ("gemma2", "gemma3")
     return ModelConfig(
         architecture=family,
         hidden_size=hidden_size,
@@ -103,11 +106,11 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
         num_kv_heads=integer(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
         vocab_size=integer(config, "vocab_size"),
-        rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
+        rms_norm_eps=number(config, "rms_norm_eps"),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position_embeddings=integer(config, "max_position_embeddings", 2048),
-        tie_word_embeddings=flag(config, "tie_word_embeddings", is_gemma),
+        max_position_embeddings=integer(config, "max_position_embeddings"),
+        tie_word_embeddings=flag(config, "tie_word_embeddings"),
         has_qkv_bias=family == "qwen2" or has_bias,
         has_out_bias=has_bias,
         has_mlp_bias=flag(config, "mlp_bias"),
@@ -119,9 +122,10 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
         activation=_activation(config, folder),
         windows=_windows(config, family),
         rope_kinds=_rope_kinds(config, family),
-        local_rope_theta=local_theta(config),
+        local_rope_theta=local_theta,
+        local_rope_scaling=local_scaling,
         rotary_dim=rotary_dim(config, family, head_dim),
-        query_scale=integer(config, "query_pre_attn_scalar", 256) ** -0.5 if is_gemma else None,
+        query_scale=number(config, "query_pre_attn_scalar") ** -0.5 if is_gemma else None,
         attention_soft_cap=number(config, "attn_logit_softcapping", 0.0),
         logit_soft_cap=number(config, "final_logit_softcapping", 0.0),
         embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
@@ -132,7 +136,7 @@ def config_from_hf_folder(folder: Path, model_impl: str = "auto") -> ModelConfig
 
 
 def _activation(config: Values, folder: Path) -> str:
-    name = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+    name = config["hidden_activation" if "hidden_activation" in config else "hidden_act"]
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise UserError(f"{folder} uses activation {name!r}; Shoal has {', '.join(_ACTIVATIONS)}", "model")
     return _ACTIVATIONS[name]
@@ -153,28 +157,29 @@ def _layer_types(config: Values, family: str) -> list[str]:
                 "model",
             )
         return [str(kind) for kind in given]
-    if family in _GEMMA_PATTERN:
-        pattern = integer(config, "sliding_window_pattern", _GEMMA_PATTERN[family])
+    if family in ("gemma2", "gemma3"):
+        pattern = integer(config, "sliding_window_pattern", _GEMMA2_PATTERN)
         return [
             "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
             for layer in range(num_layers)
         ]
-    if family in ("qwen2", "qwen3", "qwen3_moe"):
+    if family in ("qwen2", "qwen3"):
         # Qwen's first layers attend to everything.
-        first = integer(config, "max_window_layers", num_layers)
+        first = integer(config, "max_window_layers")
         return ["full_attention" if layer < first else "sliding_attention" for layer in range(num_layers)]
+    if family == "smollm3":
+        return [
+            "full_attention" if has_rope else "sliding_attention"
+            for has_rope in _rope_flags(config, num_layers)
+        ]
     return ["sliding_attention"] * num_layers
 
 
 def _windows(config: Values, family: str) -> tuple[int, ...]:
-    is_on = flag(config, "use_sliding_window", family not in ("qwen2", "qwen3", "qwen3_moe", "smollm3"))
-    if not config.get("sliding_window") or not is_on:
+    if config.get("sliding_window") is None or not flag(config, "use_sliding_window", True):
         return ()
     window = integer(config, "sliding_window")
-    kinds = _layer_types(config, family)
-    if family == "qwen3_moe" and "layer_types" not in config:
-        kinds = ["sliding_attention"] * len(kinds)
-    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in _layer_types(config, family))
     return windows if any(windows) else ()
 
 
@@ -184,31 +189,34 @@ def _rope_kinds(config: Values, family: str) -> tuple[str, ...]:
         kinds = _layer_types(config, family)
         return tuple("local" if kind == "sliding_attention" else "global" for kind in kinds)
     if family == "smollm3":
-        flags = entries(config, "no_rope_layers")
-        if not flags:
-            interval = integer(config, "no_rope_layer_interval", 4)
-            flags = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-        # The list's name notwithstanding, 1 says that a layer rotates.
-        return tuple("global" if flag else "none" for flag in flags)
+        return tuple("global" if has_rope else "none" for has_rope in _rope_flags(config, num_layers))
     return ()
+
+
+def _rope_flags(config: Values, num_layers: int) -> list[bool]:
+    """By layer whether it rotates; ``no_rope_layers``, its name notwithstanding, has 1 where it does."""
+    if given := entries(config, "no_rope_layers"):
+        return [bool(one) for one in given]
+    interval = integer(config, "no_rope_layer_interval")
+    return [(layer + 1) % interval != 0 for layer in range(num_layers)]
 
 
 def _experts(config: Values, family: str) -> Experts | None:
     if family == "mixtral":
         return Experts(
-            integer(config, "num_local_experts", 8),
-            integer(config, "num_experts_per_tok", 2),
+            integer(config, "num_local_experts"),
+            integer(config, "num_experts_per_tok"),
             integer(config, "intermediate_size"),
             has_normed_weights=True,
         )
     if family != "qwen3_moe":
         return None
-    step, given = integer(config, "decoder_sparse_step", 1), entries(config, "mlp_only_layers")
+    step, given = integer(config, "decoder_sparse_step"), entries(config, "mlp_only_layers")
     num_layers = integer(config, "num_hidden_layers")
     return Experts(
-        integer(config, "num_experts", integer(config, "num_local_experts", 128)),
-        integer(config, "num_experts_per_tok", 8),
-        integer(config, "moe_intermediate_size", 768),
+        integer(config, "num_local_experts"),
+        integer(config, "num_experts_per_tok"),
+        integer(config, "moe_intermediate_size"),
         flag(config, "norm_topk_prob"),
         tuple(layer for layer in range(num_layers) if layer in given or (layer + 1) % step),
     )

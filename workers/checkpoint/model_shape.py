@@ -84,8 +84,9 @@ class ModelConfig:
     windows: tuple[int, ...] = ()
     """By layer: how many tokens, its own included, a token attends to; 0: all. Empty: all layers attend to all."""
     rope_kinds: tuple[str, ...] = ()
-    """By layer: "global", "local" (with ``local_rope_theta``, not scaled) or "none". Empty: all are global."""
+    """By layer: "global", "local" (with the next two) or "none". Empty: all are global."""
     local_rope_theta: float = 10000.0
+    local_rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None
     """How many of a head's numbers are rotated; None: all."""
     query_scale: float | None = None

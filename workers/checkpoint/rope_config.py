@@ -3,49 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 from workers.checkpoint.config_values import Values, integer, number, positive_numbers
 from workers.checkpoint.model_shape import RopeScaling
 from workers.engine.errors import UserError
 
 _KINDS = "default, linear, llama3, yarn and longrope"
-_THETA = 10000.0
-"""Where a config says nothing (Su et al. 2021, arXiv:2104.09864)."""
+_LOCAL_THETA = 10000.0
+"""Gemma 3's, where the config says nothing."""
 
 
-def rope_of(config: Values) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling, from ``rope_parameters`` (transformers 5) or the older two fields.
+def rope_of(config: Values, family: str) -> tuple[float, RopeScaling | None]:
+    """Theta and scaling of all layers but Gemma 3's local ones, from either age's fields.
 
     Raises:
         UserError: an unknown kind, or a number of it is missing or impossible.
     """
     raw = _parameters(config)
-    if isinstance(raw.get("full_attention"), dict):
-        raw = cast("Values", raw["full_attention"])
-    theta = number(raw, "rope_theta", number(config, "rope_theta", _THETA))
-    kind = raw.get("rope_type", raw.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling("linear", number(raw, "factor"))
-    if kind == "llama3":
-        return theta, _llama3(raw)
-    if kind == "yarn":
-        return theta, _yarn(raw, config)
-    if kind in ("longrope", "su"):
+    if family == "gemma3":
+        raw = {
+            **_object(_object(config, "rope_parameters"), "full_attention"),
+            **_object(config, "rope_scaling"),
+        }
+    elif any(isinstance(raw.get(layers), dict) for layers in ("full_attention", "sliding_attention")):
+        raise UserError(
+            f"the model's config has RoPE by kinds of layers, all layers of {family} models have the same",
+            "model",
+        )
+    theta = number(raw, "rope_theta", number(config, "rope_theta"))
+    if family == "phi3" and raw.get("rope_type", raw.get("type")) in ("su", "yarn"):
+        # Names of longrope in the first Phi-3.
         return theta, _longrope(raw, config)
-    raise UserError(
-        f"the model's config has RoPE scaling {kind!r}, which is not supported; {_KINDS} are", "model"
+    return theta, _scaling(raw, config)
+
+
+def local_rope_of(config: Values, family: str) -> tuple[float, RopeScaling | None]:
+    """The same of layers with a window, where a family has a RoPE for them.
+
+    Raises:
+        UserError: as ``rope_of``.
+    """
+    if family != "gemma3":
+        return _LOCAL_THETA, None
+    raw = _object(_object(config, "rope_parameters"), "sliding_attention")
+    return number(raw, "rope_theta", number(config, "rope_local_base_freq", _LOCAL_THETA)), _scaling(
+        raw, config
     )
-
-
-def local_theta(config: Values) -> float:
-    """The base of layers with a window, where they have one of their own."""
-    raw = _parameters(config).get("sliding_attention")
-    if isinstance(raw, dict):
-        return number(raw, "rope_theta", _THETA)
-    return number(config, "rope_local_base_freq", _THETA)
 
 
 def rotary_dim(config: Values, family: str, head_dim: int) -> int | None:
@@ -65,14 +68,35 @@ def rotary_dim(config: Values, family: str, head_dim: int) -> int | None:
 
 
 def _parameters(config: Values) -> Values:
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    raw = config.get(key) or {}
+    """What a config says of RoPE; of the two fields transformers heeds the older one, where there are both."""
+    return _object(config, "rope_scaling") or _object(config, "rope_parameters")
+
+
+def _object(values: Values, key: str) -> Values:
+    raw = values.get(key) or {}
     if not isinstance(raw, dict):
         raise UserError(f"the model's config has {key} = {raw!r}, it must be an object", "model")
     return raw
 
 
-def _llama3(raw: Values) -> RopeScaling:
+def _scaling(raw: Values, config: Values) -> RopeScaling | None:
+    kind = raw.get("rope_type", raw.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", number(raw, "factor"))
+    if kind == "llama3":
+        return _llama3(raw, config)
+    if kind == "yarn":
+        return _yarn(raw, config)
+    if kind in ("longrope", "su"):
+        return _longrope(raw, config)
+    raise UserError(
+        f"the model's config has RoPE scaling {kind!r}, which is not supported; {_KINDS} are", "model"
+    )
+
+
+def _llama3(raw: Values, config: Values) -> RopeScaling:
     low, high = number(raw, "low_freq_factor"), number(raw, "high_freq_factor")
     if low >= high:
         raise UserError(
@@ -80,8 +104,7 @@ def _llama3(raw: Values) -> RopeScaling:
             "lower",
             "model",
         )
-    original = integer(raw, "original_max_position_embeddings")
-    return RopeScaling("llama3", number(raw, "factor"), low, high, original)
+    return RopeScaling("llama3", number(raw, "factor"), low, high, _original(raw, None, config))
 
 
 def _yarn(raw: Values, config: Values) -> RopeScaling:
@@ -97,12 +120,11 @@ def _yarn(raw: Values, config: Values) -> RopeScaling:
             "only",
             "model",
         )
-    longest = integer(config, "max_position_embeddings", 2048)
     factor = number(raw, "factor")
     return RopeScaling(
         "yarn",
         factor,
-        original_max_position_embeddings=integer(raw, "original_max_position_embeddings", longest),
+        original_max_position_embeddings=_original(raw, integer(config, "max_position_embeddings"), config),
         beta_fast=fast,
         beta_slow=slow,
         attention_factor=_yarn_attention_factor(raw, factor),
@@ -122,20 +144,22 @@ def _yarn_attention_factor(raw: Values, factor: float) -> float | None:
 
 
 def _longrope(raw: Values, config: Values) -> RopeScaling:
-    longest = integer(config, "max_position_embeddings", 2048)
-    original = integer(
-        raw,
-        "original_max_position_embeddings",
-        integer(config, "original_max_position_embeddings", longest),
-    )
+    longest = integer(config, "max_position_embeddings")
+    original = _original(raw, longest, config)
     return RopeScaling(
         "longrope",
-        longest / original,
+        number(raw, "factor", longest / original),
         original_max_position_embeddings=original,
         attention_factor=_attention_factor(raw),
         short_factors=positive_numbers(raw, "short_factor"),
         long_factors=positive_numbers(raw, "long_factor"),
     )
+
+
+def _original(raw: Values, default: int | None, config: Values) -> int:
+    """Positions of pre-training: the config's own key goes before that of its RoPE scaling, as in transformers."""
+    key = "original_max_position_embeddings"
+    return integer(config if config.get(key) is not None else raw, key, default)
 
 
 def _attention_factor(raw: Values) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from workers.engine.errors import UserError
 
 if TYPE_CHECKING:
-    from workers.checkpoint.model_shape import ModelConfig
+    from workers.checkpoint.model_shape import ModelConfig, RopeScaling
 
 
 def check_shape(model: ModelConfig) -> None:
@@ -55,9 +55,12 @@ def _check_rope(model: ModelConfig) -> None:
             f"heads of {model.head_dim} numbers (head_dim), {rotary_dim} of them rotated: RoPE turns pairs, both must "
             "be even"
         )
-    scaling = model.rope_scaling
-    if scaling is None or scaling.kind != "longrope":
-        return
+    for scaling in (model.rope_scaling, model.local_rope_scaling):
+        if scaling is not None and scaling.kind == "longrope":
+            _check_factors(scaling, rotary_dim)
+
+
+def _check_factors(scaling: RopeScaling, rotary_dim: int) -> None:
     for key, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
         if len(factors) != rotary_dim // 2:
             _refuse(

@@ -125,6 +125,7 @@ class Rank:
                 self.device,
                 self.dtype,
                 config.seed,
+                self.max_model_len,
                 progress,
             )
         source = open_source(

@@ -16,16 +16,18 @@ def rope_table(config: ModelConfig, num_positions: int, kind: str = "global") ->
     Args:
         config: the model's.
         num_positions: how many will be served.
-        kind: "global", "local" (a base of its own, not scaled) or "none" (nothing is rotated).
+        kind: "global", "local" (base and stretching of its own) or "none" (nothing is rotated).
     """
     rotary_dim = config.rotary_dim or config.head_dim
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    theta = config.local_rope_theta if kind == "local" else config.rope_theta
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if kind == "local":
+        theta, scaling = config.local_rope_theta, config.local_rope_scaling
     frequencies, factor = 1.0 / theta**exponents, 1.0
     if kind == "none":
         frequencies = torch.zeros_like(frequencies)
-    elif kind == "global" and config.rope_scaling is not None:
-        frequencies, factor = _stretch(frequencies, config.rope_scaling, theta, rotary_dim, num_positions)
+    elif scaling is not None:
+        frequencies, factor = _stretch(frequencies, scaling, theta, rotary_dim, num_positions)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     cosines, sines = angles.cos() * factor, angles.sin() * factor
     # Pairs beyond the rotated ones stay as they are.

@@ -31,6 +31,7 @@ from workers.model.transformers_attention import (
     ShapeProbe,
     register,
 )
+from workers.model.transformers_rope import choose_once
 from workers.model.transformers_shards import check_plan, take_over
 
 _TRIAL_CHUNKS = (17, 6, 1)
@@ -71,6 +72,7 @@ class TransformersDecoder:
         device: torch.device,
         dtype: torch.dtype,
         seed: int,
+        num_positions: int,
         progress: Callable[[float], None],
     ) -> None:
         """Load the model in ``folder``, cut it to this rank's share and try it.
@@ -90,6 +92,7 @@ class TransformersDecoder:
         # A rank alone has the whole model on its device anyway; others keep their part of it.
         place = device if group.size == 1 else torch.device("cpu")
         model = _load(cls, hf_config, folder, is_dummy, dtype, seed).eval().to(place)
+        choose_once(model, num_positions)
         progress(0.5)
         trial = _trial_tokens(config.vocab_size)
         wanted = model(trial[None].to(place), use_cache=False).logits[0].float().to(device)

@@ -110,7 +110,7 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
         ({"architectures": []}, r"architectures = \[\].*LlamaForCausalLM.*--model-impl"),
         (
             {"architectures": ["MambaForCausalLM"], "num_attention_heads": None},
-            "Mamba.*heads = None.*--model-impl",
+            "Mamba.*none of num_attention_heads, n_head, .*--model-impl",
         ),
         ({"architectures": ["MptForCausalLM"], "hidden_size": None}, "Mpt.*LlamaForCausalLM.*--model-impl"),
         (
@@ -118,12 +118,18 @@ def test_rope_scaling_of_either_age_is_read(tmp_path: Path, field: str) -> None:
             "5 attention heads and 2 KV heads",
         ),
         (
-            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
+            {
+                "architectures": ["MixtralForCausalLM"],
+                "num_key_value_heads": 2,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 5,
+            },
             "num_experts_per_tok = 5 of 4 experts",
         ),
         (
             {
                 "architectures": ["Qwen3MoeForCausalLM"],
+                "num_key_value_heads": 2,
                 "num_experts": 4,
                 "num_experts_per_tok": 9,
                 "moe_intermediate_size": 32,
@@ -150,6 +156,36 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, fields: dict, com
 
     with pytest.raises(UserError, match=complaint):
         read_model_config(files)
+
+
+@pytest.mark.parametrize(
+    ("config_name", "sizes"),
+    [
+        ("GPTNeoConfig", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
+        ("XGLMConfig", {"d_model": 64, "num_layers": 2, "attention_heads": 4}),
+        ("MptConfig", {"d_model": 64, "n_layers": 2, "n_heads": 4}),
+        ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+        ("GPTBigCodeConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4}),
+        ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    ],
+)
+def test_sizes_are_found_by_the_names_each_class_has(config_name: str, sizes: dict, tmp_path: Path) -> None:
+    import transformers
+
+    config = getattr(transformers, config_name)(
+        **{
+            "hidden_size": 64,
+            "vocab_size": 100,
+            "eos_token_id": 2,
+            "architectures": ["GptForCausalLM"],
+            **sizes,
+        }
+    )
+    config.save_pretrained(tmp_path)
+
+    read = read_model_config(ModelFiles(tmp_path, "x"))
+
+    assert (read.hidden_size, read.num_layers, read.num_heads) == (64, 2, 4)
 
 
 def test_a_path_that_holds_no_model_is_refused(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
+from workers.checkpoint.family_keys import FAMILY_KEYS
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UserError
 from workers.engine.plan import NewRow, StepPlan
@@ -38,6 +40,13 @@ YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
     "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
     "original_max_position_embeddings": 64,
 }
 GEMMA_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -90,8 +99,20 @@ FAMILIES = {
         "Gemma3TextConfig",
         {"head_dim": 32, "sliding_window": 24, "layer_types": GEMMA_LAYERS, "rope_parameters": GEMMA_ROPE},
     ),
+    "gemma3 with local layers stretched": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": GEMMA_LAYERS,
+            "rope_parameters": {
+                "sliding_attention": YARN_ROPE | {"rope_theta": 1e3},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {"pad_token_id": 0, "eos_token_id": 1, "sliding_window": 30}),
-    "phi4 mini": (
+    "longrope of phi4 mini": (
         "Phi3Config",
         {
             "pad_token_id": 0,
@@ -107,6 +128,7 @@ FAMILIES = {
             },
         },
     ),
+    "longrope with a factor": ("LlamaConfig", {"rope_parameters": LONGROPE | {"factor": 8.0}}),
     "smollm3": (
         "SmolLM3Config",
         {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "no_rope_layers": [1, 0, 1]},
@@ -114,12 +136,18 @@ FAMILIES = {
 }
 
 
-def save_model(folder: Path, config_name: str, fields: dict, shard_bytes: str = "5GB") -> torch.nn.Module:
+def save_model(
+    folder: Path,
+    config_name: str,
+    fields: dict,
+    shard_bytes: str = "5GB",
+    sizes: Mapping[str, object] = SHAPE,
+) -> torch.nn.Module:
     """Write a random model as transformers would and return it."""
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, config_name)(**{**SHAPE, **fields})
+    config = getattr(transformers, config_name)(**{**sizes, **fields})
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -147,7 +175,7 @@ def test_a_family_computes_what_transformers_computes(
     model = save_model(tmp_path, *FAMILIES[family])
     rank = make_rank(files=ModelFiles(tmp_path, family))
     # transformers chooses longrope's factors by a sequence's length, Shoal by the longest it serves.
-    lengths = (100, 70, 81) if family == "phi4 mini" else (100, 1, 34, 63)
+    lengths = (100, 70, 81) if "longrope" in family else (100, 1, 34, 63)
     prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in lengths]
 
     with torch.inference_mode():
@@ -157,6 +185,94 @@ def test_a_family_computes_what_transformers_computes(
     for chunk in (100, 33):
         for got, want in zip(ragged_logprobs(rank, prompts, chunk), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+SIZES = {**SHAPE, "num_attention_heads": 8, "hidden_size": 128, "eos_token_id": 2}
+BRIEF = {
+    "llama": ("LlamaConfig", {}),
+    "mistral": ("MistralConfig", {}),
+    "mixtral": ("MixtralConfig", {}),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", {"num_key_value_heads": 2}),
+    "qwen3 moe": ("Qwen3MoeConfig", {"num_experts": 16}),
+    "gemma2": ("Gemma2Config", {}),
+    "gemma3": ("Gemma3TextConfig", {}),
+    "phi3": ("Phi3Config", {"pad_token_id": 0}),
+    "smollm3": ("SmolLM3Config", {"pad_token_id": 0, "bos_token_id": 1}),
+    "qwen2 with a window": (
+        "Qwen2Config",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 24, "num_hidden_layers": 30},
+    ),
+    "smollm3 with a window": (
+        "SmolLM3Config",
+        {
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "num_hidden_layers": 4,
+        },
+    ),
+}
+"""What a config cannot do without, by family; two with windows whose layers it does not list."""
+STRANGE = {
+    "sliding_window": 24,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window_pattern": 2,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 1.0,
+    "query_pre_attn_scalar": 5,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "silu",
+    "no_rope_layers": [0, 0, 1],
+    "rope_local_base_freq": 99.0,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+}
+"""Keys that some family looks at, each with a value that changes what it computes."""
+
+
+@pytest.mark.parametrize("family", BRIEF)
+def test_what_a_config_leaves_out_is_what_transformers_takes(
+    family: str, make_rank, ragged_logprobs, tmp_path: Path
+) -> None:
+    config_name, needed = BRIEF[family]
+    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | needed
+    model = save_model(tmp_path, config_name, sizes, sizes={})
+    saved = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"architectures": saved["architectures"]}))
+
+    _check_logprobs(model, make_rank(files=ModelFiles(tmp_path, family)), ragged_logprobs)
+
+
+@pytest.mark.parametrize("family", list(BRIEF)[:10])
+def test_keys_of_other_families_are_passed_over_as_transformers_does(
+    family: str, make_rank, ragged_logprobs, tmp_path: Path
+) -> None:
+    config_name, needed = BRIEF[family]
+    model = save_model(tmp_path, config_name, SIZES | needed)
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = FAMILY_KEYS[family.replace(" ", "_")]
+    strange = {key: value for key, value in STRANGE.items() if key not in own}
+    (tmp_path / "config.json").write_text(json.dumps(config | strange))
+    model = type(model).from_pretrained(tmp_path, attn_implementation="eager").eval()
+
+    _check_logprobs(model, make_rank(files=ModelFiles(tmp_path, family)), ragged_logprobs)
+
+
+def _check_logprobs(model: torch.nn.Module, rank: Rank, ragged_logprobs) -> None:
+    prompts = [torch.randint(0, VOCAB, (length,)).tolist() for length in (100, 7)]
+    with torch.inference_mode():
+        wanted = [
+            model(torch.tensor([ids]), use_cache=False).logits[0, -1].log_softmax(-1) for ids in prompts
+        ]
+
+    for got, want in zip(ragged_logprobs(rank, prompts, 100), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_in_several_files_are_found(make_rank, tmp_path: Path) -> None:

@@ -68,6 +68,43 @@ def test_a_model_without_native_layers_computes_what_transformers_computes(
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+    "original_max_position_embeddings": 64,
+    "short_mscale": 1.1,
+    "long_mscale": 1.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config_name", "fields"),
+    [("Phi3Config", {}), ("PhimoeConfig", {"num_local_experts": 4}), ("OlmoConfig", {})],
+)
+def test_a_tokens_angles_do_not_depend_on_the_steps_other_positions(
+    config_name: str, fields: dict, make_rank, ragged_logprobs, tmp_path: Path
+) -> None:
+    model = save(
+        tmp_path,
+        config_name,
+        {"original_max_position_embeddings": 64, "rope_parameters": LONGROPE, **fields},
+    )
+    short, long = (torch.randint(3, VOCAB, (length,)).tolist() for length in (20, 100))
+    with torch.inference_mode():
+        wanted = model(torch.tensor([long]), use_cache=False).logits[0, -1].log_softmax(-1)
+
+    rank = make_rank(files=ModelFiles(tmp_path, "x"), model_impl="transformers")
+    (alone,) = ragged_logprobs(rank, [short], 100)
+    # Chunks of the long one end before and behind the original positions.
+    beside = [ragged_logprobs(rank, [long, short], chunk) for chunk in (100, 30)]
+
+    for got_long, got_short in beside:
+        torch.testing.assert_close(got_long, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got_short, alone, rtol=1e-4, atol=1e-4)
+
+
 def test_the_implementation_can_be_asked_for(make_rank, ragged_logprobs, tmp_path: Path) -> None:
     save(tmp_path, "LlamaConfig", {})
     prompts = [[5, 6, 7], [9] * 40]
