@@ -15,6 +15,8 @@ from router.openai.errors import foreign_error_object
 
 _MOST_BYTES = 4096
 """Of a message that is put into an error object."""
+LOST = "the HTTP process ended before it answered: try again"
+"""HAProxy's words for the same (``deploy/haproxy_errors.cfg``)."""
 _SERVES_OWN = "/-/"
 """Paths at which proxies ask Ray Serve how it is."""
 
@@ -35,18 +37,32 @@ class OuterLayer:
         if scope["type"] == "http" and not scope["path"].startswith(_SERVES_OWN):
             if scope["http_version"] == "1.0":
                 send = unchunked(send)
-            send = _InTheApisForm(send, scope["path"]).send
+            answer = _InTheApisForm(send, scope["path"])
+            try:
+                await self._app(scope, receive, answer.send)
+            finally:
+                await answer.end()
+            return
         await self._app(scope, receive, send)
 
 
 class _InTheApisForm:
-    """Holds an error in plain text back until it is whole."""
+    """Holds an error in plain text back until it is whole, and says what was never said."""
 
     def __init__(self, send: Send, path: str) -> None:
         self._send = send
         self._path = path
         self._held: Message | None = None
         self._told = b""
+        self._has_begun = False
+
+    async def end(self) -> None:
+        """Answer if nobody has: Serve does not where the process that had the request is lost, nor does what breaks.
+
+        uvicorn's own answer to that would be a plain 500, past this layer. Who has left is sent nothing.
+        """
+        if not self._has_begun:
+            await self._error(502, LOST, [])
 
     async def send(self, message: Message) -> None:
         if self._held is not None:
@@ -54,6 +70,7 @@ class _InTheApisForm:
         elif message["type"] == "http.response.start" and _is_plain_error(message):
             self._held = message
         else:
+            self._has_begun = True
             await self._send(message)
 
     async def _finish(self, start: Message, message: Message) -> None:
@@ -62,15 +79,18 @@ class _InTheApisForm:
             return
         self._held = None
         status, told = start["status"], self._told.decode("utf-8", "replace")
-        own = [(b"content-type", b"application/json")]
+        kept = [one for one in start["headers"] if one[0].lower() not in (b"content-type", b"content-length")]
         if status == 404 and self._path.startswith("/"):
             # Our application takes all paths and says by itself what it does not serve: Serve has none yet.
             status, told = 503, "no HTTP process is there yet: try again"
-            own.append((b"retry-after", b"1"))
+            kept.append((b"retry-after", b"1"))
+        await self._error(status, told, kept)
+
+    async def _error(self, status: int, told: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_begun = True
         body = orjson.dumps(foreign_error_object(status, told))
-        own.append((b"content-length", b"%d" % len(body)))
-        kept = [one for one in start["headers"] if one[0].lower() not in (b"content-type", b"content-length")]
-        await self._send({**start, "status": status, "headers": [*kept, *own]})
+        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
         await self._send({"type": "http.response.body", "body": body})
 
 

@@ -122,7 +122,7 @@ def error_object(error: ShoalError) -> tuple[int, dict[str, Any]]:
 def foreign_error_object(status: int, message: str) -> dict[str, Any]:
     """Body of an error that Ray Serve or another layer around us answers, which says it as plain text."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return _body(message, kind, None, "no_ingress" if status == 503 else _HTTP_CODES.get(status))
+    return _body(message, kind, None, "no_ingress" if status in (502, 503, 504) else _HTTP_CODES.get(status))
 
 
 def retry_after(error: ShoalError) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import uvicorn
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from router.outer_layer import OuterLayer
+from router.outer_layer import LOST, OuterLayer
 from router.scripted_replica import ScriptedReplica
 
 Listen = Callable[[ASGIApp], Awaitable[int]]
@@ -103,6 +104,36 @@ async def test_no_application_yet_is_a_503_that_says_when_to_come_again(listen: 
 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["code"] == "no_ingress"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_an_answer_that_never_came_is_an_error_object(
+    listen: Listen, has_begun: bool, breaks: bool
+) -> None:
+    """Serve's proxy returns without a word where the process that had the request was killed."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if has_begun:
+            plain = [(b"content-type", b"text/plain")]
+            await send({"type": "http.response.start", "status": 500, "headers": plain})
+        if breaks:
+            raise RuntimeError("secret detail")
+
+    port = await listen(app)
+
+    answer = await get(port, "/v1/completions")
+
+    assert answer.status_code == 502
+    assert answer.json() == {
+        "error": {"message": LOST, "type": "server_error", "param": None, "code": "no_ingress"}
+    }
+
+
+def test_both_layers_say_the_same_of_a_process_that_was_lost() -> None:
+    errors = Path(__file__).resolve().parents[2] / "deploy" / "haproxy_errors.cfg"
+
+    assert LOST in errors.read_text()
 
 
 async def test_other_answers_stay_as_they_are(listen: Listen) -> None:
