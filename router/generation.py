@@ -247,6 +247,8 @@ class Generation:
         self._requests = self.choices[:: len(params)] if searches else self.choices
         """Choices that are requests to the engine: of a beam search the first of each prompt, which finds all."""
         self.grammar_param: str | None = "grammar"
+        self.width_param = "n"
+        """The body's field for a beam search's width."""
         """The field of the client's body that asked for a grammar, if one did."""
         self._replicas = replicas
         self.arrival_s = arrival_s
@@ -356,7 +358,8 @@ class Generation:
             if output.is_user_error and output.error_param == "grammar":
                 raise GrammarNotFollowed(f"{self.grammar_param}: {message}", self.grammar_param)
             if output.is_user_error:
-                raise InvalidRequest(message, output.error_param or None)
+                param = self.width_param if output.error_param == "beam_width" else output.error_param
+                raise InvalidRequest(message, param or None)
             raise ShoalError(message)
         if reason == FinishReason.ABORT:  # we did not ask for it: the replica cuts its requests off
             self._take_back(choice, Loss.CUT_OFF)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from deploy.offline.outputs import BeamSearchSequence, RequestOutput
-from deploy.offline.ranges import check_integer, check_number
+from deploy.offline.ranges import check_flag, check_integer, check_number
+from workers.engine.errors import InvalidRequest
 from workers.engine.outputs import TokenOutput
-from workers.engine.request import MAX_BEAM_WIDTH, BeamParams, ChoiceParams
+from workers.engine.request import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamParams, ChoiceParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +26,31 @@ class BeamSearchParams:
     ignore_eos: bool = False
     length_penalty: float = 1.0
     """Sequences are ranked by log-probability / length ** penalty."""
-    early_stopping: bool | None = None
-    """None stops once nothing better can come, so that results are those of a search to the end; see ``BeamParams``."""
+    early_stopping: bool | Literal["never"] = "never"
+    """"never" stops once nothing better can come: results are those of a search to the end; see ``BeamParams``."""
 
     def __post_init__(self) -> None:
         """Check kinds and ranges."""
         check_integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         check_integer("max_tokens", self.max_tokens, 1, math.inf)
-        check_number("length_penalty", self.length_penalty, -math.inf, math.inf)
+        check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        check_flag("ignore_eos", self.ignore_eos)
+        if self.early_stopping != "never" and not isinstance(self.early_stopping, bool):
+            raise InvalidRequest(
+                f"early_stopping is {self.early_stopping!r}, it must be True, False or 'never'",
+                "early_stopping",
+            )
 
     @property
     def choice(self) -> ChoiceParams:
         """What the engine is asked for."""
-        beams = BeamParams(self.beam_width, self.length_penalty, self.early_stopping)
+        early = self.early_stopping
+        # Numbers may be numpy's, which do not travel to ranks.
+        beams = BeamParams(
+            int(self.beam_width), float(self.length_penalty), None if early == "never" else early
+        )
         return ChoiceParams(
-            max_tokens=self.max_tokens, temperature=0.0, ignore_eos=self.ignore_eos, beams=beams
+            max_tokens=int(self.max_tokens), temperature=0.0, ignore_eos=self.ignore_eos, beams=beams
         )
 
 

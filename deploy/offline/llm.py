@@ -116,6 +116,10 @@ class LLM:
         self._loop.check_open()
         listed = as_list(prompts)
         params = params_for(sampling_params, len(listed))
+        if priority is not None and not isinstance(priority, Iterable):
+            raise InvalidRequest(
+                f"priority is {priority!r}, it must be a list: one for each prompt", "priority"
+            )
         priorities = [0] * len(listed) if priority is None else list(priority)
         if len(priorities) != len(listed):
             raise InvalidRequest(
@@ -195,6 +199,8 @@ class LLM:
             UserError: a prompt cannot be served; nothing was generated.
         """
         self._loop.check_open()
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"params are {params!r}, they must be BeamSearchParams", "params")
         prepared = [self._writer.prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
         longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
         if longest + params.max_tokens > self.max_model_len:

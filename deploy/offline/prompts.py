@@ -24,7 +24,9 @@ from workers.checkpoint.vocabulary import load_vocabulary
 from workers.engine.errors import InvalidRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; with both, the text is what the ids were made
+of, as in vLLM: it is reported, not read."""
+_KEYS = ("prompt", "prompt_token_ids")
 _FORMS = "give text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids', or a list of these"
 
 
@@ -62,7 +64,14 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt and "prompt" not in prompt:
             raise InvalidRequest("a prompt given as a dict needs 'prompt' or 'prompt_token_ids'", "prompt")
+        if unknown := [key for key in prompt if key not in _KEYS]:
+            raise InvalidRequest(
+                f"a prompt given as a dict has {unknown[0]!r}, it may have 'prompt' and 'prompt_token_ids'",
+                "prompt",
+            )
         text = prompt.get("prompt")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"a prompt's text is {_named(text)}, it must be text", "prompt")
         given = prompt.get("prompt_token_ids", text)
     if isinstance(given, str):
         if tokenizer is None:
@@ -110,13 +119,22 @@ def params_for(
     """One for each prompt.
 
     Raises:
-        InvalidRequest: several are given, and not as many as there are prompts.
+        InvalidRequest: it is something else, or several are given, and not as many as there are prompts.
     """
     if sampling_params is None:
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
-    listed = list(sampling_params)
+    given: object = sampling_params
+    is_list = isinstance(given, Iterable) and not isinstance(given, Mapping)
+    listed: list[SamplingParams] = []
+    for one in given if is_list else [given]:  # type: ignore[attr-defined]
+        if not isinstance(one, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params are {_named(one)}, they must be SamplingParams: one, or a list",
+                "sampling_params",
+            )
+        listed.append(one)
     if len(listed) != num_prompts:
         raise InvalidRequest(
             f"{len(listed)} sampling_params for {num_prompts} prompts: give one, or one for each",
@@ -133,4 +151,6 @@ def _token_id(value: Any) -> int:
 
 
 def _named(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return "None" if value is None else f"of type {type(value).__name__}"

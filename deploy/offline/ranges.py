@@ -16,6 +16,16 @@ def is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_flag(name: str, value: bool) -> None:
+    """Return if ``value`` is true or false, and nothing else that Python would count as either.
+
+    Raises:
+        InvalidRequest: it is not; the message has name and value.
+    """
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is {value!r}, it must be true or false", name)
+
+
 def check_integer(name: str, value: int, low: float, high: float) -> None:
     """Return if ``value`` is an integer from ``low`` to ``high``.
 

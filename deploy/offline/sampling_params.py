@@ -7,13 +7,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
-from deploy.offline.ranges import check_integer, check_number, is_integer
+from deploy.offline.ranges import check_flag, check_integer, check_number, is_integer
 from deploy.offline.structured import StructuredOutputsParams
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import ChoiceParams
 
 MOST_CHOICES = 16384
 """Outputs of one prompt."""
+_MOST_BIAS = 3.4e38
+"""About the largest float32, which logits are biased in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,15 @@ class SamplingParams:
                 check_integer(name, asked, 0, 100)
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, math.inf)
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            check_flag(name, getattr(self, name))
+        if self.structured_outputs is not None and not isinstance(
+            self.structured_outputs, StructuredOutputsParams
+        ):
+            raise InvalidRequest(
+                f"structured_outputs is {self.structured_outputs!r}, it must be a StructuredOutputsParams",
+                "structured_outputs",
+            )
         self._check_token_ids()
         self._check_words()
 
@@ -96,14 +107,20 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} is {given!r}, it must be a list of token ids", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(
+                f"logit_bias is {self.logit_bias!r}, it must be a dict of token ids: give {{5: -1.0}}",
+                "logit_bias",
+            )
         for token_id, bias in (self.logit_bias or {}).items():
             if type(token_id) is not int:
                 raise InvalidRequest(
                     f"logit_bias has the key {token_id!r}, keys are token ids: give {{5: -1.0}}", "logit_bias"
                 )
-            if isinstance(bias, bool) or not isinstance(bias, Real) or not bias < math.inf:  # also for NaN
+            if isinstance(bias, bool) or not isinstance(bias, Real) or not bias <= _MOST_BIAS:  # also for NaN
                 raise InvalidRequest(
-                    f"logit_bias of token {token_id} is {bias!r}, it must be a number", "logit_bias"
+                    f"logit_bias of token {token_id} is {bias!r}, it must be a number, {_MOST_BIAS:g} at most",
+                    "logit_bias",
                 )
 
     def _check_words(self) -> None:
@@ -113,6 +130,11 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} is {given!r}, it must be a list of texts", name)
             if any(not one for one in given):
                 raise InvalidRequest(f"{name} holds an empty string: leave it out", name)
+        if words and not self.detokenize:
+            raise InvalidRequest(
+                "stop is looked for in text, and detokenize is False: leave out one, or give stop_token_ids",
+                "stop",
+            )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.

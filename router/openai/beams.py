@@ -13,6 +13,11 @@ _CHANGING: tuple[tuple[str, object], ...] = (
 """Fields that change what is likely, each with the value that does not."""
 
 
+def width_param(body: SamplingBody) -> str:
+    """The field that says how many beams go on."""
+    return "best_of" if body.best_of else "n"
+
+
 def beam_params(body: SamplingBody, form_param: str | None = None) -> BeamParams | None:
     """How to search; None if the body asks for sampling. What sampling alone looks at is without effect.
 
@@ -50,7 +55,7 @@ def beam_params(body: SamplingBody, form_param: str | None = None) -> BeamParams
     num_given = body.n or 1
     width = body.best_of or num_given
     if width > MAX_BEAM_WIDTH:
-        param = "best_of" if body.best_of else "n"
+        param = width_param(body)
         raise InvalidRequest(f"{param}: {width} beams are asked for, the limit is {MAX_BEAM_WIDTH}", param)
     early = body.early_stopping
     return BeamParams(

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from router.generation import Generation
 from router.ingress import Ingress
 from router.journal import Prompt
+from router.openai.beams import width_param
 from router.openai.chat_message import GrowingMessage
 from router.openai.messages import conversation, template_options
 from router.openai.sampling import (
@@ -74,6 +75,7 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
     if use is not None and use.format.shows_special_tokens:
         text = replace(text, skip_special_tokens=False)
     generation = ingress.generation(model, completion_id, [prompt], params, text)
+    generation.width_param = width_param(body)
     if grammar is not None:
         generation.grammar_param = grammar.param
     messages = _messages(request_id, len(params), use, thinking)

@@ -11,6 +11,7 @@ from router.ingress import Ingress
 from router.journal import Prompt, PromptTerms
 from router.openai import sse
 from router.openai.answer import GenerationResponse
+from router.openai.beams import width_param
 from router.openai.contest import Contest
 from router.openai.logprobs import CompletionLogprobs, echoed_entries, join_entries, scored_prompt
 from router.openai.metrics import Metrics
@@ -70,6 +71,7 @@ async def answer_completion(
     params = choice_params(body, max_tokens, body.logprobs, ingress.draw_seed(), model.tokenizer, grammar)
     completion_id = f"cmpl-{request_id}"
     generation = ingress.generation(model, completion_id, prompts, params, text)
+    generation.width_param = width_param(body)
     if grammar is not None:
         generation.grammar_param = grammar.param
     if max_tokens == 0:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from router.openai.structured import StructuredFields, said_as
 from router.openai.tools_schema import ChatTool, ToolCall, ToolChoice
+from workers.engine.request import MAX_LENGTH_PENALTY
 
 _MAX_SEED = 2**64 - 1
 
@@ -113,7 +114,7 @@ class SamplingBody(WithoutEffect, StructuredFields):
     beam search its width."""
     use_beam_search: bool | None = None
     """Search for the ``n`` likeliest outputs instead of sampling."""
-    length_penalty: float | None = Field(None, ge=-100, le=100)
+    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
     """Of a beam search, whose outputs are ranked by log-probability / length ** penalty. (default: 1)"""
     early_stopping: Annotated[bool | Literal["never"], said_as('must be true, false or "never"')] | None = (
         None

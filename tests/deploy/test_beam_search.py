@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from deploy.offline.beam_search import BeamSearchParams
-from shoal import LLM
+from shoal import LLM, SamplingParams
+from workers.engine.beam_search import BeamSearch
 from workers.engine.errors import InvalidRequest, UserError
+from workers.engine.request import BeamParams
 
 
 @pytest.mark.parametrize(("width", "tokens"), [(0, 1), (51, 1), (2, 0)])
@@ -96,6 +99,38 @@ def test_a_search_that_cannot_fit_is_refused_with_the_numbers(tiny: tuple[Path, 
         llm.close()
 
 
+@pytest.mark.parametrize(("asked", "told"), [("never", None), (True, True), (False, False)])
+def test_the_engine_is_told_which_of_three_ways_to_stop(asked: Any, told: bool | None) -> None:
+    beams = BeamSearchParams(beam_width=2, max_tokens=4, early_stopping=asked).choice.beams
+
+    assert beams is not None
+    assert beams.early_stopping is told
+
+
+@pytest.mark.parametrize("length_penalty", [40.0, -40.0])
+def test_the_longest_context_at_the_highest_penalty_has_a_score(length_penalty: float) -> None:
+    params = BeamParams(1, length_penalty)
+    search = BeamSearch(params, 2**24 - 2, 2, 0, frozenset())
+
+    search.advance([[(5, -3.0)]])
+    search.advance([[(6, -4.0)]])
+
+    (found,) = search.outputs()
+    assert math.isfinite(found.score)
+    assert found.score < 0
+
+
+def test_other_parameters_are_not_taken_for_a_search(tiny: tuple[Path, Any]) -> None:
+    llm = make_llm(tiny[0])
+    try:
+        with pytest.raises(InvalidRequest, match="they must be BeamSearchParams"):
+            llm.beam_search([[1, 2]], SamplingParams())  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="priority is 5"):
+            llm.generate([[1, 2]], priority=5)  # type: ignore[arg-type]
+    finally:
+        llm.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
@@ -103,7 +138,17 @@ def test_a_search_that_cannot_fit_is_refused_with_the_numbers(tiny: tuple[Path, 
         ({"beam_width": 2.5}, "beam_width"),
         ({"beam_width": True}, "beam_width"),
         ({"max_tokens": "4"}, "max_tokens"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"beam_width": 2.0}, "beam_width"),
         ({"length_penalty": None}, "length_penalty"),
+        ({"length_penalty": 1e3}, "length_penalty"),
+        ({"length_penalty": -1e308}, "length_penalty"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"early_stopping": None}, "early_stopping"),
+        ({"early_stopping": "soon"}, "early_stopping"),
+        ({"early_stopping": 1}, "early_stopping"),
+        ({"ignore_eos": "no"}, "ignore_eos"),
     ],
 )
 def test_what_is_no_search_is_refused_by_name(changes: dict[str, Any], param: str) -> None:

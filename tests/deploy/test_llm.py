@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,14 @@ def test_a_bad_prompt_is_refused_and_nothing_is_left_behind(
         ({"allowed_token_ids": "ab"}, "allowed_token_ids"),
         ({"bad_words": "word"}, "bad_words"),
         ({"bad_words": [""]}, "bad_words"),
+        ({"stop": "a", "detokenize": False}, "stop"),
+        ({"detokenize": "no"}, "detokenize"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {5: True}}, "logit_bias"),
+        ({"logit_bias": {5: 1e39}}, "logit_bias"),
+        ({"logit_bias": {5: math.inf}}, "logit_bias"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )
 def test_bad_sampling_params_are_refused_by_name(changes: dict[str, Any], param: str) -> None:

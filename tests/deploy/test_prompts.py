@@ -59,6 +59,9 @@ def test_token_ids_need_no_tokenizer(given: Any, text: str | None, token_ids: li
         (3.5, "is of type float"),
         ({"prompt": None}, "is None"),
         ({"prompts": "a"}, "needs 'prompt'"),
+        ({"prompt": "a", "x": 1}, "has 'x', it may have"),
+        ({"prompt": [3, 5]}, "text is of type list"),
+        ({"prompt": 5, "prompt_token_ids": [3]}, "text is of type int"),
         ([1.5], "no integers"),
         (["1"], "no integers"),
         ([True, 5], "no integers .True is a truth value"),
@@ -85,6 +88,20 @@ def test_parameters_are_for_all_prompts_or_one_each() -> None:
     assert params_for(iter(some), 2) == some
     with pytest.raises(InvalidRequest, match="2 sampling_params for 3 prompts"):
         params_for(some, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"n": 1}, "are of type dict, they must be SamplingParams"),
+        (SamplingParams, "are the class SamplingParams"),
+        (5, "are of type int"),
+        ([SamplingParams(), None], "are None"),
+    ],
+)
+def test_what_are_no_sampling_parameters_is_told_so(given: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        params_for(given, 2)
 
 
 @pytest.mark.parametrize(

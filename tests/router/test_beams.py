@@ -92,6 +92,7 @@ async def test_a_search_is_told_how_wide_it_is_and_when_it_ends(
         ({"use_beam_search": True, "n": 51}, "n"),
         ({"use_beam_search": True, "best_of": 51}, "best_of"),
         ({"use_beam_search": True, "n": 3, "best_of": 2}, "best_of"),
+        ({"use_beam_search": True, "length_penalty": 41}, "length_penalty"),
     ],
     ids=str,
 )
@@ -101,6 +102,21 @@ async def test_what_makes_no_search_is_refused_by_name(make_edge, fields: dict[s
     for answer in (await edge.complete(**fields), await edge.chat(**fields)):
         error = answer.json()["error"]
         assert (answer.status_code, error["param"].split(".")[0]) == (400, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"n": 9}, "n"), ({"best_of": 9}, "best_of")])
+@pytest.mark.parametrize("endpoint", ["complete", "chat"])
+async def test_a_search_wider_than_the_engine_is_refused_by_the_field_that_asked(
+    make_edge, endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    edge = await make_edge(ScriptedReplica(step_s=None))
+    asked = asyncio.create_task(getattr(edge, endpoint)(use_beam_search=True, max_tokens=5, **fields))
+    await edge.until(lambda: bool(edge.replica.submits))
+
+    edge.replica.refuse(edge.replica.submits[0].request_id, "max_num_seqs is 8", "beam_width")
+
+    answer = await asked
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_search_whose_replica_is_lost_begins_anew_elsewhere(make_edge) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidRequest, PromptTooLong, UserError
-from workers.engine.request import MAX_BEAM_WIDTH, ChoiceParams, EngineRequest
+from workers.engine.request import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, ChoiceParams, EngineRequest
 
 log = logging.getLogger("shoal.engine")
 
@@ -102,12 +101,14 @@ def _validate_beams(request: EngineRequest, config: EngineConfig) -> None:
     limit = min(MAX_BEAM_WIDTH, config.max_num_seqs)
     if not 1 <= beams.width <= limit:
         raise InvalidRequest(
-            f"a beam search of width {beams.width} is asked for, it must be from 1 to {limit}",
-            param="best_of",
+            f"a beam search of width {beams.width} is asked for, it must be from 1 to {limit}"
+            + (", what max_num_seqs lets run at once" if limit < MAX_BEAM_WIDTH else ""),
+            param="beam_width",
         )
-    if not math.isfinite(beams.length_penalty):
+    if not abs(beams.length_penalty) <= MAX_LENGTH_PENALTY:  # also for NaN
         raise InvalidRequest(
-            f"length_penalty is {beams.length_penalty}, it must be finite", param="length_penalty"
+            f"length_penalty is {beams.length_penalty}, it must be from {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}",
+            param="length_penalty",
         )
     others = {
         "grammar": params.grammar,

@@ -24,6 +24,10 @@ MAX_BEAM_WIDTH = 50
 """Twice as many candidates are looked at of each beam, and 100 log-probabilities are the limit."""
 
 
+MAX_LENGTH_PENALTY = 40
+"""Either way: no context is longer than 2 ** 24 tokens, and its power must be a float."""
+
+
 @dataclass(frozen=True, slots=True)
 class BeamParams:
     """How the likeliest outputs are searched for.
@@ -36,7 +40,7 @@ class BeamParams:
     """Beams that go on, and outputs that are reported."""
     length_penalty: float = 1.0
     """Above 1 favours long outputs, below 1 short ones."""
-    early_stopping: bool | None = False
+    early_stopping: bool | None = None
     """When ``width`` outputs have ended, stop. True: at once. False: once no beam has a better score at its present
     length. None: once none can come to a better score at any length (transformers' "never")."""
 

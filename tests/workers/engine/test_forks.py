@@ -157,8 +157,12 @@ def test_a_search_that_can_never_fit_is_refused_with_the_numbers(make_bench) -> 
 
     with pytest.raises(PromptTooLong, match="16 tokens in each of 3 beams, the KV cache holds 32"):
         bench.add(6, max_tokens=10, beams=BeamParams(3))
-    with pytest.raises(InvalidRequest, match="width 9 is asked for, it must be from 1 to 8"):
+    with pytest.raises(
+        InvalidRequest, match="width 9 is asked for, it must be from 1 to 8, what max_num_seqs"
+    ):
         bench.add(6, beams=BeamParams(9))
+    with pytest.raises(InvalidRequest, match="length_penalty is 1000"):
+        bench.add(6, beams=BeamParams(2, 1e3))
 
 
 @pytest.mark.parametrize(
