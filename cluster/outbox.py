@@ -45,6 +45,7 @@ class Outbox:
         cache: pb.CacheEvents | None,
         load: pb.Load,
         arrived: Sequence[int] = (),
+        kept: Sequence[str] = (),
     ) -> None:
         """Append a step, merged into the last waiting one where the order of cache events allows.
 
@@ -59,11 +60,13 @@ class Outbox:
         ):
             last.step.outputs.extend(outputs)
             last.step.arrived.extend(arrived)
+            last.step.kept.extend(kept)
             last.step.load.CopyFrom(load)
             if cache is not None:
                 last.step.cache.CopyFrom(cache)
             return
-        self.put(pb.ReplicaMessage(step=pb.Step(outputs=outputs, cache=cache, load=load, arrived=arrived)))
+        step = pb.Step(outputs=outputs, cache=cache, load=load, arrived=arrived, kept=kept)
+        self.put(pb.ReplicaMessage(step=step))
 
     async def get(self) -> pb.ReplicaMessage | None:
         """The next message; None once closed and empty."""

@@ -27,7 +27,7 @@ from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
 from cluster.signs import wait_until_stopped
 from workers.brain_client import BrainClient
-from workers.brain_messages import BrainConfig, CacheSnapshot, Failed, Pong, StepUpdate
+from workers.brain_messages import BrainConfig, CacheSnapshot, Failed, Pong, QueueShown, StepUpdate
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles, resolve_model
 from workers.engine.admission import context_len
@@ -216,7 +216,7 @@ class Replica:
 
     async def _pump(self) -> None:
         async for update in self._brain.updates():
-            if isinstance(update, StepUpdate | CacheSnapshot):
+            if isinstance(update, StepUpdate | QueueShown | CacheSnapshot):
                 self._service.on_update(update)
             elif isinstance(update, Pong):
                 self._monitor.on_answer(update.num_steps, update.has_work, time.monotonic())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 import grpc
@@ -19,7 +19,7 @@ from cluster.outbox import Outbox, OutboxFull
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
 from cluster.relay import Relay
-from workers.brain_messages import CacheSnapshot, Load, StepUpdate, TokenOutput
+from workers.brain_messages import CacheSnapshot, Load, QueueShown, StepUpdate, TokenOutput
 from workers.engine.block_hash import HASH_BYTES
 from workers.engine.errors import UserError
 from workers.engine.request import EngineRequest, FinishReason
@@ -52,6 +52,12 @@ class Brain(Protocol):
     def cancel(self, request_ids: list[str]) -> None:
         """End requests; nothing further is reported of them."""
 
+    def release(self, request_ids: list[str]) -> None:
+        """Ask for requests back that have not begun; an update says of each whether it was given."""
+
+    def show_queue(self, prefix: str, least_wait_s: float, most: int) -> None:
+        """Ask for a ``QueueShown`` update."""
+
     def request_snapshot(self) -> None:
         """Ask for a ``CacheSnapshot`` update."""
 
@@ -80,10 +86,11 @@ class _Stream:
         cache: pb.CacheEvents | None,
         load: pb.Load,
         arrived: Sequence[int] = (),
+        kept: Sequence[str] = (),
     ) -> None:
         """Queue a step, likewise."""
         try:
-            self.outbox.put_step(outputs, cache, load, arrived)
+            self.outbox.put_step(outputs, cache, load, arrived, kept)
         except OutboxFull:
             self._cut_off()
 
@@ -91,9 +98,14 @@ class _Stream:
         self.is_too_slow = True
         self.outbox.close()
 
+    @property
+    def prefix(self) -> str:
+        """Of its requests' ids in the brain, where those of two ingresses cannot meet."""
+        return f"{self.number}/"
+
     def engine_id(self, request_id: str) -> str:
-        """Ids of two ingresses cannot meet in the brain."""
-        return f"{self.number}/{request_id}"
+        """A request's id in the brain."""
+        return self.prefix + request_id
 
 
 class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
@@ -170,6 +182,12 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
                     self._submit(stream, message.submit)
                 elif kind == "cancel":
                     self._cancel(stream, list(message.cancel.request_ids))
+                elif kind == "release":
+                    self._release(stream, message.release.request_ids)
+                elif kind == "show_queue":
+                    self._brain.show_queue(
+                        stream.prefix, message.show_queue.least_wait_s, message.show_queue.most
+                    )
                 elif kind == "resync":
                     stream.wants_snapshot = True
                     self._brain.request_snapshot()
@@ -231,6 +249,14 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
         if engine_ids:
             self._brain.cancel(engine_ids)
 
+    def _release(self, stream: _Stream, request_ids: Iterable[str]) -> None:
+        """Those that have ended, whose last output is under way, are no longer to be had."""
+        known = [
+            stream.engine_id(request_id) for request_id in request_ids if request_id in stream.request_ids
+        ]
+        if known:
+            self._brain.release(known)
+
     def _forget(self, engine_id: str) -> None:
         stream, request_id = self._owners.pop(engine_id)
         stream.request_ids.discard(request_id)
@@ -244,8 +270,13 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
 
     # -- updates from the brain ---------------------------------------------------------------------------
 
-    def on_update(self, update: StepUpdate | CacheSnapshot) -> None:
+    def on_update(self, update: StepUpdate | QueueShown | CacheSnapshot) -> None:
         """Fan an update out to the ingresses it concerns."""
+        if isinstance(update, QueueShown):
+            for stream in self._streams.values():
+                if stream.prefix == update.prefix:
+                    stream.put(pb.ReplicaMessage(queue=wire.queue_to_wire(update)))
+            return
         if isinstance(update, CacheSnapshot):
             message = pb.ReplicaMessage(snapshot=wire.snapshot_to_wire(update))
             for stream in self._streams.values():
@@ -266,10 +297,14 @@ class ReplicaService(shoal_pb2_grpc.ReplicaServicer):
                 arrived.append(self._coming.pop(output.request_id))
             if output.finish_reason is not None:
                 self._forget(output.request_id)
+        kept: dict[int, list[str]] = {}
+        for engine_id in update.kept:
+            if (owner := self._owners.get(engine_id)) is not None:
+                kept.setdefault(owner[0].number, []).append(owner[1])
         cache = wire.cache_events_to_wire(update.cache) if update.cache is not None else None
         load = wire.load_to_wire(update.load)
         for number, stream in list(self._streams.items()):
-            stream.put_step(outputs.get(number, []), cache, load, arrived)
+            stream.put_step(outputs.get(number, []), cache, load, arrived, kept.get(number, ()))
 
     # -- leaving ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from cluster.proto import shoal_pb2 as pb
-from workers.brain_messages import CacheEvents, CacheSnapshot, Load, TokenOutput
+from workers.brain_messages import CacheEvents, CacheSnapshot, Load, Queued, QueueShown, TokenOutput
 from workers.engine.block_hash import HASH_BYTES
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
@@ -264,6 +264,37 @@ def snapshot_to_wire(snapshot: CacheSnapshot) -> pb.CacheSnapshot:
         hashes=b"".join(snapshot.hashes),
         host_hashes=b"".join(snapshot.host_hashes),
     )
+
+
+def queue_to_wire(shown: QueueShown) -> pb.Queue:
+    """Under the ingress's ids."""
+    start = len(shown.prefix)
+    return pb.Queue(
+        queued=[
+            pb.Queued(
+                request_id=one.request_id[start:],
+                num_uncached_tokens=one.num_uncached_tokens,
+                num_tokens_ahead=one.num_tokens_ahead,
+                num_attended_ahead=one.num_attended_ahead,
+                num_requests_ahead=one.num_requests_ahead,
+            )
+            for one in shown.queued
+        ]
+    )
+
+
+def queue_from_wire(message: pb.Queue) -> list[Queued]:
+    """Who stands in line."""
+    return [
+        Queued(
+            one.request_id,
+            one.num_uncached_tokens,
+            one.num_tokens_ahead,
+            one.num_attended_ahead,
+            one.num_requests_ahead,
+        )
+        for one in message.queued
+    ]
 
 
 _LOAD_COUNTS = tuple(field.name for field in msgspec.structs.fields(Load) if field.name != "cost")

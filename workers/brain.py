@@ -31,6 +31,9 @@ from workers.brain_messages import (
     Failed,
     Ping,
     Pong,
+    QueueShown,
+    Release,
+    ShowQueue,
     SnapshotCache,
     Started,
     StepUpdate,
@@ -85,6 +88,8 @@ class Brain:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._outputs: list[TokenOutput] = []
+        self._kept: list[str] = []
+        """Requests that were to be released and had begun."""
         self._is_changed = False
         """True if the replica's picture is out of date though no step says so."""
         self._is_stopped = False
@@ -117,8 +122,9 @@ class Brain:
             self._executor.launch(plan)
 
     def _tell_step(self) -> None:
-        self._tell(StepUpdate(self._outputs, self._engine.drain_cache_events(), self._engine.load()))
-        self._outputs = []
+        engine = self._engine
+        self._tell(StepUpdate(self._outputs, engine.drain_cache_events(), engine.load(), self._kept))
+        self._outputs, self._kept = [], []
         self._is_changed = False
 
     def _tell(self, update: Update) -> None:
@@ -162,6 +168,15 @@ class Brain:
                         self._is_changed |= self._engine.abort(request_id)
                 cancelled = set(request_ids)
                 self._outputs = [output for output in self._outputs if output.request_id not in cancelled]
+            case Release(request_ids):
+                for request_id in request_ids:
+                    if self._engine.release(request_id):
+                        self._outputs.append(TokenOutput(request_id, [], FinishReason.RELEASED))
+                    else:
+                        self._kept.append(request_id)
+                self._is_changed = True
+            case ShowQueue(prefix, least_wait_s, most):
+                self._tell(QueueShown(prefix, self._engine.queued(prefix, least_wait_s, most)))
             case SnapshotCache():
                 self._tell(self._engine.cache_snapshot())
             case Ping(sent_s):

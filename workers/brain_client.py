@@ -4,7 +4,7 @@
     endpoint = await brain.start()            # ranks connect here: serve_steps(rank, endpoint, tp_rank)
     await brain.started()                     # all have
     brain.submit(request)
-    async for update in brain.updates():      # StepUpdate, Pong, CacheSnapshot; Failed is always the last
+    async for update in brain.updates():      # StepUpdate, QueueShown, Pong, CacheSnapshot; Failed is the last
         ...
     await brain.stop()
 
@@ -31,6 +31,8 @@ from workers.brain_messages import (
     Failed,
     Load,
     Ping,
+    Release,
+    ShowQueue,
     SnapshotCache,
     Started,
     Stop,
@@ -119,6 +121,14 @@ class BrainClient:
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests; unknown ids are ignored. Outputs already under way may still arrive."""
         self._send(Cancel(list(request_ids)))
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Ask for requests back that have not begun; a later ``StepUpdate`` says of each whether it was given."""
+        self._send(Release(list(request_ids)))
+
+    def show_queue(self, prefix: str, least_wait_s: float, most: int) -> None:
+        """Ask for a ``QueueShown``."""
+        self._send(ShowQueue(prefix, least_wait_s, most))
 
     def ping(self, sent_s: float) -> None:
         """Ask for a ``Pong``; ``sent_s`` comes back in it."""

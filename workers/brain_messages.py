@@ -6,7 +6,7 @@ import msgspec
 
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
+from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, Queued, TokenOutput
 from workers.engine.request import EngineRequest
 
 __all__ = [
@@ -19,6 +19,10 @@ __all__ = [
     "Load",
     "Ping",
     "Pong",
+    "QueueShown",
+    "Queued",
+    "Release",
+    "ShowQueue",
     "SnapshotCache",
     "Started",
     "StepUpdate",
@@ -63,6 +67,23 @@ class SnapshotCache(msgspec.Struct, frozen=True, tag="snapshot_cache"):
     """Answer with a ``CacheSnapshot``."""
 
 
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """Give requests back of which nothing has been computed.
+
+    Each ends with ``FinishReason.RELEASED``, or is named in ``StepUpdate.kept`` and goes on.
+    """
+
+    request_ids: list[str]
+
+
+class ShowQueue(msgspec.Struct, frozen=True, tag="show_queue"):
+    """Answer with a ``QueueShown``; what the fields mean: ``workers.engine.queue_listing.list_queued``."""
+
+    prefix: str
+    least_wait_s: float
+    most: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Answer with a ``Pong`` between two steps: proves that the loop turns."""
 
@@ -73,7 +94,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Let the ranks go and exit."""
 
 
-Command = Submit | Cancel | SnapshotCache | Ping | Stop
+Command = Submit | Cancel | Release | ShowQueue | SnapshotCache | Ping | Stop
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -89,6 +110,16 @@ class StepUpdate(msgspec.Struct, frozen=True, tag="step"):
     outputs: list[TokenOutput]
     cache: CacheEvents | None
     load: Load
+    kept: list[str] = []
+    """Requests that were to be released and had begun."""
+
+
+class QueueShown(msgspec.Struct, frozen=True, tag="queue"):
+    """Requests that wait, in the order of their turns."""
+
+    prefix: str
+    """As asked."""
+    queued: list[Queued]
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
@@ -105,4 +136,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Update = Started | StepUpdate | CacheSnapshot | Pong | Failed
+Update = Started | StepUpdate | QueueShown | CacheSnapshot | Pong | Failed

@@ -7,20 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class IngressMessage(_message.Message):
-    __slots__ = ("submit", "cancel", "resync", "question", "answer", "num_held_tokens")
+    __slots__ = ("submit", "cancel", "resync", "question", "answer", "release", "show_queue", "num_held_tokens")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    SHOW_QUEUE_FIELD_NUMBER: _ClassVar[int]
     NUM_HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     resync: Resync
     question: Question
     answer: Answer
+    release: Release
+    show_queue: ShowQueue
     num_held_tokens: int
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., num_held_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., show_queue: _Optional[_Union[ShowQueue, _Mapping]] = ..., num_held_tokens: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "block_hashes", "hash_root", "params", "priority", "arrival_s", "tenant")
@@ -127,8 +131,22 @@ class Resync(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Release(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShowQueue(_message.Message):
+    __slots__ = ("least_wait_s", "most")
+    LEAST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    least_wait_s: float
+    most: int
+    def __init__(self, least_wait_s: _Optional[float] = ..., most: _Optional[int] = ...) -> None: ...
+
 class ReplicaMessage(_message.Message):
-    __slots__ = ("hello", "step", "snapshot", "draining", "question", "answer", "coming")
+    __slots__ = ("hello", "step", "snapshot", "draining", "question", "answer", "coming", "queue")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +154,7 @@ class ReplicaMessage(_message.Message):
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMING_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step: Step
     snapshot: CacheSnapshot
@@ -143,7 +162,8 @@ class ReplicaMessage(_message.Message):
     question: Question
     answer: Answer
     coming: Coming
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., coming: _Optional[_Union[Coming, _Mapping]] = ...) -> None: ...
+    queue: Queue
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., coming: _Optional[_Union[Coming, _Mapping]] = ..., queue: _Optional[_Union[Queue, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("id", "request_id", "tenant")
@@ -186,16 +206,38 @@ class Hello(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., generation: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("outputs", "cache", "load", "arrived")
+    __slots__ = ("outputs", "cache", "load", "arrived", "kept")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[TokenOutput]
     cache: CacheEvents
     load: Load
     arrived: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., arrived: _Optional[_Iterable[int]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("queued",)
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    queued: _containers.RepeatedCompositeFieldContainer[Queued]
+    def __init__(self, queued: _Optional[_Iterable[_Union[Queued, _Mapping]]] = ...) -> None: ...
+
+class Queued(_message.Message):
+    __slots__ = ("request_id", "num_uncached_tokens", "num_tokens_ahead", "num_attended_ahead", "num_requests_ahead")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTENDED_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_uncached_tokens: int
+    num_tokens_ahead: int
+    num_attended_ahead: int
+    num_requests_ahead: int
+    def __init__(self, request_id: _Optional[str] = ..., num_uncached_tokens: _Optional[int] = ..., num_tokens_ahead: _Optional[int] = ..., num_attended_ahead: _Optional[int] = ..., num_requests_ahead: _Optional[int] = ...) -> None: ...
 
 class Coming(_message.Message):
     __slots__ = ("number", "block_hashes")

@@ -14,7 +14,15 @@ from cluster import wire
 from cluster.proto import shoal_pb2 as pb
 from cluster.proto import shoal_pb2_grpc
 from cluster.service import ReplicaService, start_server
-from workers.brain_messages import CacheEvents, CacheSnapshot, Load, StepUpdate, TokenOutput
+from workers.brain_messages import (
+    CacheEvents,
+    CacheSnapshot,
+    Load,
+    Queued,
+    QueueShown,
+    StepUpdate,
+    TokenOutput,
+)
 from workers.engine.cost_model import CostModel
 from workers.engine.request import ChoiceParams, EngineRequest, FinishReason
 
@@ -27,6 +35,7 @@ class NotingBrain:
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[EngineRequest] = asyncio.Queue()
         self.cancelled: asyncio.Queue[list[str]] = asyncio.Queue()
+        self.released: asyncio.Queue[list[str]] = asyncio.Queue()
         self.service: ReplicaService | None = None
 
     def submit(self, request: EngineRequest) -> None:
@@ -34,6 +43,14 @@ class NotingBrain:
 
     def cancel(self, request_ids: list[str]) -> None:
         self.cancelled.put_nowait(request_ids)
+
+    def release(self, request_ids: list[str]) -> None:
+        self.released.put_nowait(request_ids)
+
+    def show_queue(self, prefix: str, least_wait_s: float, most: int) -> None:
+        assert self.service is not None
+        queued = [Queued(prefix + "a", 5, 70, 900, 3)][:most]
+        asyncio.get_running_loop().call_soon(self.service.on_update, QueueShown(prefix, queued))
 
     def request_snapshot(self) -> None:
         assert self.service is not None
@@ -209,3 +226,36 @@ async def test_what_waits_at_ingresses_is_known_until_they_leave() -> None:
         await brain.cancelled.get()
         assert service.num_held_tokens == 50
         await peers[1].channel.close()
+
+
+async def test_an_ingress_asks_back_what_is_its_own_and_hears_of_each() -> None:
+    async with replica() as (service, brain, address):
+        peer, other = Peer(address), Peer(address)
+        for one, request_id in ((peer, "a"), (peer, "b"), (other, "c")):
+            await one.submit(request_id)
+        engine_ids = [(await brain.submitted.get()).request_id for _ in range(3)]
+        owners = {engine_id.split("/")[1]: engine_id for engine_id in engine_ids}
+
+        await peer.send(release=pb.Release(request_ids=["a", "b", "c", "ended meanwhile"]))
+
+        assert await brain.released.get() == [owners["a"], owners["b"]]
+        released = TokenOutput(owners["a"], [], FinishReason.RELEASED)
+        service.on_update(StepUpdate([released], None, LOAD, kept=[owners["b"], "gone meanwhile"]))
+        while not (step := await peer.read("step")).outputs:
+            pass
+        assert [(one.request_id, one.finish_reason) for one in step.outputs] == [("a", "released")]
+        assert step.kept == ["b"]
+        assert service.num_requests == 2
+        await peer.channel.close()
+        await other.channel.close()
+
+
+async def test_an_ingress_is_shown_the_queue_under_its_own_ids() -> None:
+    async with replica() as (_, _, address):
+        peer = Peer(address)
+
+        await peer.send(show_queue=pb.ShowQueue(least_wait_s=0.5, most=4))
+        queue = await peer.read("queue")
+
+        assert wire.queue_from_wire(queue) == [Queued("a", 5, 70, 900, 3)]
+        await peer.channel.close()

@@ -18,6 +18,9 @@ from workers.brain_messages import (
     Cancel,
     Ping,
     Pong,
+    QueueShown,
+    Release,
+    ShowQueue,
     SnapshotCache,
     Started,
     StepUpdate,
@@ -335,6 +338,25 @@ def test_cancelling_what_waits_is_told_without_a_step(make_replica) -> None:
     replica.say(Ping(0.0))
     pong = replica.hear(lambda update: isinstance(update, Pong))
     assert pong == Pong(0.0, has_work=False, num_steps=1)
+
+
+def test_what_is_asked_back_comes_if_it_has_not_begun_and_is_named_if_it_has(make_replica) -> None:
+    replica = make_replica(GatedExecutor(), max_num_seqs=1, run_ahead=0)
+    replica.say(Submit(make_request("1/runs", max_tokens=1)), Submit(make_request("1/waits")))
+    replica.executor.launched.acquire(timeout=10)
+
+    replica.say(ShowQueue("1/", 0.0, 8))
+    shown = replica.hear(lambda update: isinstance(update, QueueShown))
+    assert isinstance(shown, QueueShown)
+    assert [one.request_id for one in shown.queued] == ["1/waits"]
+
+    replica.say(Release(["1/runs", "1/waits"]))
+    step = replica.hear_step()
+
+    assert step.kept == ["1/runs"]
+    assert step.outputs == [TokenOutput("1/waits", [], FinishReason.RELEASED)]
+    replica.executor.open()
+    assert replica.outputs_of("1/runs")[-1].finish_reason is FinishReason.LENGTH
 
 
 def test_a_ping_is_answered_while_a_step_runs(make_replica) -> None:

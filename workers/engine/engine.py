@@ -12,6 +12,7 @@ Every plan handed out must be launched, in order, and every result applied, in o
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 
 import msgspec
@@ -24,9 +25,10 @@ from workers.engine.constraint import Constraint, Matcher, late_masks_of
 from workers.engine.cost_model import CostFit, CostModel, attended
 from workers.engine.draft import LaunchedStep
 from workers.engine.errors import InvalidRequest
-from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, TokenOutput
+from workers.engine.outputs import CacheEvents, CacheSnapshot, Load, Queued, TokenOutput
 from workers.engine.plan import NONE_ALLOWED, LateMasks, StepPlan, StepResult, TokenLogprobs
 from workers.engine.policy import Turn, make_policy
+from workers.engine.queue_listing import list_queued
 from workers.engine.request import EngineRequest, FinishReason
 from workers.engine.request_state import RequestState, Status
 from workers.engine.scheduler import Scheduler
@@ -114,6 +116,18 @@ class Engine:
             return False
         self._scheduler.dismiss(state)
         self._policy.ended(state.request, state.num_output_tokens)
+        return True
+
+    def release(self, request_id: str) -> bool:
+        """Give a request back of which nothing has been computed; nothing further is reported of it.
+
+        False, and nothing changes, if it has begun or there is no such request.
+        """
+        state = self._requests.get(request_id)
+        if state is None or not self._scheduler.release(state):
+            return False
+        del self._requests[request_id]
+        self._policy.released(state.request)
         return True
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -271,6 +285,10 @@ class Engine:
             step_error_p50=self.step_error_p50,
             num_queued_attended=num_attended,
         )
+
+    def queued(self, prefix: str = "", least_wait_s: float = 0.0, most: int = sys.maxsize) -> list[Queued]:
+        """The first requests in line whose ids begin with ``prefix`` and that will wait long (``list_queued``)."""
+        return list_queued(self._scheduler, self.load(), self.config.max_num_seqs, prefix, least_wait_s, most)
 
     def drain_cache_events(self) -> CacheEvents | None:
         """Changes of the prefix cache since the last call; None if there are none."""

@@ -106,6 +106,20 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
         return self.cost.queue_s(self.num_queued_tokens, self.num_queued_attended)
 
 
+class Queued(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request stands that waits and has not begun."""
+
+    request_id: str
+    num_uncached_tokens: int
+    """That it will have to compute, as far as can be told."""
+    num_tokens_ahead: int
+    """Known tokens to be computed before it: of those that have begun, and of those whose turn comes sooner."""
+    num_attended_ahead: int
+    """Pairs of those tokens and the KV tokens that they will read."""
+    num_requests_ahead: int
+    """Running and waiting ones."""
+
+
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
     """Net changes of the prefix cache since the last message: apply ``stored``, then ``offloaded``, then ``evicted``.
 

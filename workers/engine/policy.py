@@ -30,6 +30,10 @@ class Policy(Protocol):
         """The request has ended after as many output tokens, those generated elsewhere included."""
         ...
 
+    def released(self, request: EngineRequest) -> None:
+        """The request has gone before anything of it was computed."""
+        ...
+
 
 class Fcfs:
     """First come, first served."""
@@ -41,6 +45,9 @@ class Fcfs:
     def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
         """Changes nothing."""
 
+    def released(self, request: EngineRequest) -> None:
+        """Changes nothing."""
+
 
 class Priority:
     """Lowest ``priority`` first; first come, first served among equals."""
@@ -50,6 +57,9 @@ class Priority:
         return (request.priority, arrival)
 
     def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
+        """Changes nothing."""
+
+    def released(self, request: EngineRequest) -> None:
         """Changes nothing."""
 
 
@@ -92,8 +102,14 @@ class FairShare:
 
     def ended(self, request: EngineRequest, num_output_tokens: int) -> None:
         """Give back what was promised and not used."""
+        self._give_back(request, _price(request, _most_tokens(request)) - _price(request, num_output_tokens))
+
+    def released(self, request: EngineRequest) -> None:
+        """Give back all that was promised."""
+        self._give_back(request, _price(request, _most_tokens(request)))
+
+    def _give_back(self, request: EngineRequest, unused: float) -> None:
         self._tags.pop(request.request_id, None)
-        unused = _price(request, _most_tokens(request)) - _price(request, num_output_tokens)
         if request.tenant in self._counts:
             self._counts[request.tenant] -= unused
         if not self._tags:  # nobody is here: all begin equal

@@ -18,6 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context limit was reached
     ABORT = "abort"  # cancelled
     ERROR = "error"  # the engine could not go on with it
+    RELEASED = "released"  # given back before anything of it was computed, to be served elsewhere
 
 
 MAX_BEAM_WIDTH = 50

@@ -158,6 +158,11 @@ class RequestState:
         return self.request.params.num_rows
 
     @property
+    def has_begun(self) -> bool:
+        """True once it has been in a batch, preempted since or not: something of it has been computed."""
+        return self.waited_s is not None
+
+    @property
     def is_finished(self) -> bool:
         """True once it has ended or was aborted."""
         return self.status is Status.FINISHED

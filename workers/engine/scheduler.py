@@ -95,6 +95,16 @@ class Scheduler:
         for one in request.group.members if request.group is not None else [request]:
             one.status = Status.FINISHED
 
+    def release(self, request: RequestState) -> bool:
+        """Take out a request if it waits and has never begun; False, and nothing changes, if it has."""
+        if request.status is not Status.WAITING or request.has_begun:
+            return False
+        claims = request.claims
+        self.dismiss(request)
+        if claims:
+            self._work.reclaim(claims[0], request.block_hashes.index(claims[0]), self._waiting)
+        return True
+
     def rearrange(self, group: BeamGroup, before: Sequence[RequestState], steps: Sequence[Step]) -> None:
         """Let the beams of a search go on as it has chosen."""
         self._rows.rearrange(group, before, steps)

@@ -40,6 +40,13 @@ class WaitingWork:
         self._claimed.difference_update(request.claims)
         request.claims = []
 
+    def reclaim(self, block_hash: bytes, index: int, waiting: Iterable[RequestState]) -> None:
+        """Count those anew that relied on a request, now gone, to compute their block ``index`` of this hash."""
+        for request in waiting:
+            if len(request.block_hashes) > index and request.block_hashes[index] == block_hash:
+                self.remove(request)
+                self.add(request)
+
     def check(self, waiting: Iterable[RequestState]) -> None:
         """Raise ``AssertionError`` if the counts are not those of ``waiting``."""
         requests = list(waiting)

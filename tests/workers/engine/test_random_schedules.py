@@ -105,13 +105,14 @@ configs = st.fixed_dictionaries(
     }
 )
 
-# An abort names a request by its number, which may be over or not yet there.
+# An abort or release names a request by its number, which may be over or not yet there.
 actions = st.lists(
     st.one_of(
         st.just(("plan", 0)),
         st.just(("apply", 0)),
         st.just(("add", 0)),
         st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.tuples(st.just("release"), st.integers(0, 9)),
         st.just(("tell", 0)),
     ),
     max_size=60,
@@ -213,6 +214,10 @@ def check_any_schedule(
         elif action == "abort" and engine.abort(f"r{number}"):
             aborted.add(f"r{number}")
             engine.check()
+        elif action == "release" and engine.release(f"r{number}"):
+            aborted.add(f"r{number}")
+            engine.check()
+            assert not bench.token_ids[f"r{number}"], "a request was given back that had begun"
         elif action == "tell":
             listen()
     while pending:
