@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from router.placement.candidate import Ranked
+from router.placement.candidate import Forecast, Ranked
 from router.telemetry.step_log import StepLog
 
 if TYPE_CHECKING:
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 16
 """Of each placement, where explanations are kept or sent on: hundreds of replicas would make them long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Why a request left the queue that it was in."""
+
+    reason: str
+    """``room``: another replica had room sooner than was forecast; ``joined``: one has come, or come back, since;
+    ``draining``: its own lets no more in."""
+    stay: Forecast
+    """When it would have started where it was."""
 
 
 @dataclass(slots=True)
@@ -28,6 +39,8 @@ class Placement:
     """Of the set of replicas that the candidates were of."""
     lost: str | None = None
     """How the replica was lost to it; None if it was not."""
+    moved: Moved | None = None
+    """Of one that waited at another replica before, and had not begun; None: it is its first, or it was lost."""
 
 
 @dataclass(slots=True)
@@ -37,7 +50,7 @@ class Course:
     first_s: float | None = None
     last_s: float | None = None
     waited_s: float = 0.0
-    """At the first replica, before its first step."""
+    """At the replica that began it, before its first step."""
     num_host_cached_tokens: int = 0
     num_preemptions: int = 0
     """At the last replica."""
@@ -75,6 +88,7 @@ def _choice(choice: Choice, arrival_s: float, max_candidates: int | None) -> dic
     num_cached = choice.num_cached_tokens or 0
     first_s = course.first_s if course.first_s is not None else arrival_s
     placed_s = placements[0].at_s if placements else arrival_s
+    queue_s = choice.journal.waited_before_moving_s + course.waited_s
     return {
         "index": choice.index,
         "finish_reason": choice.finish_reason,
@@ -85,11 +99,12 @@ def _choice(choice: Choice, arrival_s: float, max_candidates: int | None) -> dic
             "host": course.num_host_cached_tokens,
         },
         "placed_after_s": _seconds(placed_s - arrival_s),
-        "queue_s": _seconds(course.waited_s),
-        "prefill_s": _seconds(first_s - placed_s - course.waited_s),
+        "queue_s": _seconds(queue_s),
+        "prefill_s": _seconds(first_s - placed_s - queue_s),
         "decode_s": _seconds((course.last_s or first_s) - first_s),
         "num_preemptions": course.num_preemptions,
-        "num_migrations": max(0, len(placements) - 1),
+        "num_moves": len(choice.journal.moves),
+        "num_migrations": choice.journal.num_migrations,
     }
 
 
@@ -114,7 +129,17 @@ def _placement(placement: Placement, arrival_s: float, max_candidates: int | Non
         "num_candidates": len(placement.ranked),
         "membership_version": placement.membership_version,
         "lost": placement.lost,
+        "moved": _moved(placement),
     }
+
+
+def _moved(placement: Placement) -> dict[str, Any] | None:
+    """Why it changed queues, and by how much sooner it was to start; its last replica is the second candidate."""
+    moved = placement.moved
+    if moved is None:
+        return None
+    start_s = placement.ranked[0].forecast.start_s
+    return {"reason": moved.reason, "gain_s": _seconds(moved.stay.start_s - start_s)}
 
 
 def _seconds(value: float) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
+from itertools import pairwise
 
 from router.explanation import Placement
 from router.placement.replica_view import ReplicaShape
@@ -144,6 +145,27 @@ class Journal:
         return f"{self.request_id}.{self._attempt}" if self._attempt else self.request_id
 
     @property
+    def next_engine_id(self) -> str:
+        """Its id at the replica that it goes to next."""
+        return f"{self.request_id}.{self._attempt + 1}"
+
+    @property
+    def moves(self) -> list[Placement]:
+        """Placements by which it changed queues."""
+        return [placement for placement in self.placements if placement.moved is not None]
+
+    @property
+    def num_migrations(self) -> int:
+        """Times that it went on elsewhere after its replica was lost to it."""
+        return max(0, len(self.placements) - 1 - len(self.moves))
+
+    @property
+    def waited_before_moving_s(self) -> float:
+        """In the queues that it has left."""
+        pairs = pairwise(self.placements)
+        return sum((after.at_s - before.at_s for before, after in pairs if after.moved is not None), 0.0)
+
+    @property
     def is_complete(self) -> bool:
         """True if all tokens asked for are here, though the replica's last word may be missing."""
         return len(self.output_token_ids) >= self.params.max_tokens
@@ -162,6 +184,10 @@ class Journal:
             self._num_tokens_at_loss = self.num_tokens
         if self.placements:
             self.placements[-1].lost = loss.value
+        self._attempt += 1
+
+    def note_move(self) -> None:
+        """It has been taken back from its replica's queue, where nothing was computed for it."""
         self._attempt += 1
 
     def hashes(self, shape: ReplicaShape) -> list[bytes]:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.config import Limits, Timeouts
-from router.explanation import Placement
+from router.explanation import Moved, Placement
 from router.journal import Journal, Prompt
 from router.last_chance import LastChance
 from router.membership import Members, Membership
-from router.placement.candidate import make_candidate, session_key, sibling_key
+from router.placement.candidate import Ranked, make_candidate, session_key, sibling_key
 from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
-from router.placement.replica_view import ReplicaShape, ReplicaView
+from router.placement.replica_view import Predicted, ReplicaShape, ReplicaView
+from router.queue_moves import QueueMoves, Sent
+from router.replica_call import Connect, connect_by_grpc
 from router.replica_stream import Recall, ReplicaStream, Sink
 from router.tenancy.fair_line import FairLine
 from workers.engine.errors import Overloaded, ReplicaLost, ShuttingDown
@@ -47,6 +49,7 @@ class ReplicaSet:
         timeouts: Timeouts,
         wake: Callable[[], None] = lambda: None,
         recall: Recall = lambda request_id, tenant: b"",
+        connect: Connect = connect_by_grpc,
     ) -> None:
         """``wake`` is called for each request that finds no replica, ``recall`` for what other ingresses ask."""
         self.index = index
@@ -56,12 +59,15 @@ class ReplicaSet:
         self._timeouts = timeouts
         self._wake = wake
         self._recall = recall
+        self._connect = connect
         self._group = ""
         self.membership_version = 0
         """Of the set of replicas that is followed now."""
         self._streams: dict[str, ReplicaStream] = {}
         self._retired: set[ReplicaStream] = set()
-        self._placed: dict[str, ReplicaStream] = {}
+        self._sent: dict[str, Sent] = {}
+        """Requests at replicas, by their ids there."""
+        self.moves = QueueMoves(self._sent, self._all_streams, index, self._send, self._may_move)
         self.num_held = 0
         """Requests that wait here: for any replica to be there, or for their caller's turn."""
         self._line: FairLine[asyncio.Future[None]] = FairLine()
@@ -86,7 +92,7 @@ class ReplicaSet:
     @property
     def num_placed(self) -> int:
         """Requests that are at replicas now."""
-        return len(self._placed)
+        return len(self._sent)
 
     def shapes(self) -> set[ReplicaShape]:
         """The kinds of replicas there are: usually one."""
@@ -101,7 +107,8 @@ class ReplicaSet:
         """End all streams. Requests that are out, or wait here, end with ``ShuttingDown``. Safe to call twice."""
         self._has_stopped = True
         self._stop_listening()
-        streams = [*self._streams.values(), *self._retired]
+        self.moves.stop()
+        streams = self._all_streams()
         self._streams.clear()
         self._retired.clear()
         self._on_change()
@@ -187,6 +194,7 @@ class ReplicaSet:
 
     def _on_change(self) -> None:
         self._changed.set()
+        self.moves.wake()
         self._call()
         self._clear_suspect()
 
@@ -198,9 +206,10 @@ class ReplicaSet:
     def _clear_suspect(self) -> None:
         """Let the next one have its last chance once the one before has a token or its replica is gone."""
         suspect = self._last_chance.engine_id
-        if suspect is None or (stream := self._placed.get(suspect)) is None:
+        if suspect is None or (sent := self._sent.get(suspect)) is None:
             return
-        if stream.view is None or not stream.view.is_booked(suspect):
+        view = sent.stream.view
+        if view is None or not view.is_booked(suspect):
             self._last_chance.leave(suspect)
 
     async def _wait_for_a_replica(self) -> None:
@@ -237,32 +246,51 @@ class ReplicaSet:
         key = _key(journal.prompt, views[0].shape)
         ranked = self._policy.rank(candidates, journal.num_tokens, key)
         best = ranked[0].candidate
-        view = best.view
-        hashes = hashes_of[view.shape]
-        stream = self._streams[view.replica_id]
-        num_held_tokens = self._num_tokens_in_line // len(views)
-        stream.submit(journal.engine_request(view.shape, hashes, arrival_s), sink, num_held_tokens)
-        num_uncached = journal.num_tokens - best.num_hit_tokens
-        view.book(journal.engine_id, num_uncached, hashes, best.num_hit_tokens)
-        self._placed[journal.engine_id] = stream
-        journal.replica_id = view.replica_id
-        journal.placements.append(
-            Placement(asyncio.get_running_loop().time(), ranked, self.membership_version)
-        )
+        sent = Sent(journal, sink, arrival_s, self._streams[best.view.replica_id])
+        self._send(sent, ranked)
         self.counts.num_placed += 1
         self.counts.num_tokens += journal.num_tokens
         self.counts.num_hit_tokens += best.num_hit_tokens
         self.counts.num_resumed += journal.is_resumed
 
+    def _send(self, sent: Sent, ranked: Sequence[Ranked], moved: Moved | None = None) -> None:
+        """Reserve a request's place at the first of a ranking, whose stream is ``sent.stream``, and send it.
+
+        Raises:
+            ReplicaLost: the stream is not open; nothing was sent.
+        """
+        journal, best = sent.journal, ranked[0].candidate
+        view, now_s = best.view, asyncio.get_running_loop().time()
+        hashes = journal.hashes(view.shape)
+        num_held_tokens = self._num_tokens_in_line // max(1, len(self.open_views))
+        request = journal.engine_request(view.shape, hashes, sent.arrival_s)
+        sent.stream.submit(request, sent.sink, num_held_tokens)
+        num_uncached = journal.num_tokens - best.num_hit_tokens
+        predicted = Predicted(now_s, ranked[0].forecast.start_s)
+        view.book(journal.engine_id, num_uncached, hashes, best.num_hit_tokens, predicted)
+        self._sent[journal.engine_id] = sent
+        journal.replica_id = view.replica_id
+        journal.placements.append(Placement(now_s, ranked, self.membership_version, moved=moved))
+        if self._policy.starts_soonest:
+            self.moves.watch()
+
     def withdraw(self, journal: Journal) -> None:
         """Forget a request: cancel it if it is still running. Safe to call twice."""
-        stream = self._placed.pop(journal.engine_id, None)
+        sent = self._sent.pop(journal.engine_id, None)
         self._last_chance.leave(journal.engine_id)
-        if stream is not None:
-            stream.cancel(journal.engine_id)
+        if sent is not None:
+            self.moves.forget(journal.engine_id)
+            sent.stream.cancel(journal.engine_id)
             num_new = len(journal.output_token_ids) - journal.num_charged_tokens
             journal.num_charged_tokens += num_new
             self._line.charge(journal.prompt.terms.tenant, 0, num_new)
+
+    def _may_move(self, request_id: str) -> bool:
+        """Those in line here are called by room at replicas, which moves must not take; a suspect stays apart."""
+        return not len(self._line) and request_id != self._last_chance.engine_id
+
+    def _all_streams(self) -> list[ReplicaStream]:
+        return [*self._streams.values(), *self._retired]
 
     def _admitting(self, journal: Journal) -> list[ReplicaView]:
         """Replicas that may be asked to take this request; at least one."""
@@ -294,8 +322,10 @@ class ReplicaSet:
                     self.index,
                     self._timeouts,
                     self._on_change,
+                    self.moves,
                     self._recall,
                     self._group,
+                    self._connect,
                 )
                 stream.on_step = self._on_step
                 self._streams[replica_id] = stream

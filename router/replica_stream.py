@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
@@ -17,24 +17,18 @@ import grpc.aio
 
 from cluster.config import application_name
 from cluster.proto import shoal_pb2 as pb
-from cluster.proto import shoal_pb2_grpc
-from cluster.wire import load_from_wire, request_to_wire, split_hashes
+from cluster.wire import load_from_wire, queue_from_wire, request_to_wire, split_hashes
 from router.config import Timeouts
 from router.journal import Loss
 from router.placement.prefix_index import PrefixIndex
-from router.placement.replica_view import ReplicaShape, ReplicaView
+from router.placement.replica_view import Predicted, ReplicaShape, ReplicaView
+from router.replica_call import Call, Connect, connect_by_grpc
 from workers.engine.errors import ReplicaLost
-from workers.engine.request import EngineRequest
+from workers.engine.outputs import Queued
+from workers.engine.request import EngineRequest, FinishReason
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # a snapshot of a million blocks is 16 MB
-    ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, without old back-off
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-]
 _MANY_FAILURES = 16
 """After which the pause before the next attempt is the longest."""
 
@@ -59,6 +53,26 @@ class Sink(Protocol):
         ...
 
 
+class QueueListener(Protocol):
+    """Who cares for requests in line. Called on the event loop; must not block or raise."""
+
+    def on_queue(self, stream: ReplicaStream, queued: Sequence[Queued]) -> None:
+        """What the replica's queue looks like, as asked."""
+        ...
+
+    def on_released(self, request_id: str) -> None:
+        """The replica has given a request back; its sink hears nothing of it."""
+        ...
+
+    def on_kept(self, request_id: str) -> None:
+        """A request that was asked back has begun, and stays."""
+        ...
+
+    def on_begun(self, predicted: Predicted) -> None:
+        """A request of which this was predicted has its first output."""
+        ...
+
+
 class ReplicaStream:
     """The stream to one replica at one address. ``view`` is None while it is not open."""
 
@@ -69,8 +83,10 @@ class ReplicaStream:
         index: PrefixIndex,
         timeouts: Timeouts,
         on_change: Callable[[], None],
+        queue_listener: QueueListener,
         recall: Recall = _nothing_known,
         group: str = "",
+        connect: Connect = connect_by_grpc,
     ) -> None:
         """``recall`` answers other ingresses' questions about requests.
 
@@ -89,8 +105,10 @@ class ReplicaStream:
         self._index = index
         self._timeouts = timeouts
         self._on_change = on_change
+        self._queue_listener = queue_listener
         self._recall = recall
         self._group = group
+        self._connect = connect
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._num_questions = 0
         self._sinks: dict[str, Sink] = {}
@@ -160,6 +178,16 @@ class ReplicaStream:
         self._outgoing.put_nowait(pb.IngressMessage(cancel=pb.Cancel(request_ids=[request_id])))
         self._end_if_idle()
 
+    def show_queue(self, least_wait_s: float, most: int) -> None:
+        """Ask who waits there, of those before whom so much work stands; the listener hears of it."""
+        self._outgoing.put_nowait(
+            pb.IngressMessage(show_queue=pb.ShowQueue(least_wait_s=least_wait_s, most=most))
+        )
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Ask requests back that have not begun; the listener hears of each, unless it ends first."""
+        self._outgoing.put_nowait(pb.IngressMessage(release=pb.Release(request_ids=request_ids)))
+
     async def ask(self, request_id: str, tenant: str) -> bytes:
         """What the other ingresses of the replica know of a request of ``tenant``; empty: nothing."""
         self._num_questions += 1
@@ -194,11 +222,7 @@ class ReplicaStream:
 
     async def _attach(self) -> str:
         """Hold one stream open as long as it lasts; return why it ended."""
-        # A host that is gone or a process that is stopped closes no connection; it answers no ping either.
-        ping_ms = round(self._timeouts.ping_s * 1000)
-        pings = [("grpc.keepalive_time_ms", ping_ms), ("grpc.http2.ping_timeout_ms", ping_ms)]
-        async with grpc.aio.insecure_channel(self.address, options=[*_OPTIONS, *pings]) as channel:
-            call = shoal_pb2_grpc.ReplicaStub(channel).Attach()
+        async with self._connect(self.address, self._timeouts) as call:
             self._outgoing = asyncio.Queue()
             tasks = [
                 asyncio.create_task(self._read(call)),
@@ -214,7 +238,7 @@ class ReplicaStream:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> str:
+    async def _read(self, call: Call) -> str:
         try:
             hello = await asyncio.wait_for(call.read(), self._timeouts.connect_s)
         except TimeoutError:
@@ -246,6 +270,8 @@ class ReplicaStream:
                 self._drain(message.draining.deadline_s)
             elif kind == "coming" and self.view is not None:
                 self.view.note_coming(message.coming.number, split_hashes(message.coming.block_hashes))
+            elif kind == "queue":
+                self._queue_listener.on_queue(self, queue_from_wire(message.queue))
             elif kind == "question":
                 asked = message.question
                 answer = pb.Answer(id=asked.id, body=self._recall(asked.request_id, asked.tenant))
@@ -253,7 +279,7 @@ class ReplicaStream:
             elif kind == "answer":
                 self._hear(message.answer.id, message.answer.body)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> str:
+    async def _write(self, call: Call) -> str:
         while True:
             await call.write(await self._outgoing.get())
 
@@ -295,14 +321,19 @@ class ReplicaStream:
             view.note_arrived(number)
         for output in step.outputs:
             request_id = output.request_id
-            if view.num_booked:
-                view.settle(request_id)
+            if view.num_booked and (predicted := view.settle(request_id)) is not None and output.token_ids:
+                self._queue_listener.on_begun(predicted)
             sink = sinks.get(request_id)
             if sink is None:  # cancelled meanwhile
                 continue
             if output.finish_reason:
                 del sinks[request_id]
+                if output.finish_reason == FinishReason.RELEASED:
+                    self._queue_listener.on_released(request_id)
+                    continue
             sink.on_output(output)
+        for request_id in step.kept:
+            self._queue_listener.on_kept(request_id)
         if step.HasField("cache"):
             cache = step.cache
             is_in_order = self._index.apply(

@@ -51,6 +51,8 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     eos_token_ids: tuple[int, ...] = (2,)
     block_size: int = 16
     max_num_seqs: int = 64
+    seats: int | None = None
+    """Requests that get tokens at a time, the first ones; the others have not begun. None: all get them."""
     max_model_len: int = 1 << 20
     model: str = ""
     held_hashes: list[bytes] = field(default_factory=list)
@@ -67,6 +69,11 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     num_held_tokens: int = 0
     """As the last ingress said that sent a request."""
     cancelled_ids: list[str] = field(default_factory=list)
+    is_hesitant: bool = False
+    """Asked for requests back, it answers when ``give_back`` is called."""
+    released_ids: list[str] = field(default_factory=list)
+    num_asked_back: int = 0
+    """Requests that ingresses have asked back."""
     num_resyncs: int = 0
     num_greeted: int = 0
     """Times that an ingress attached."""
@@ -75,6 +82,7 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     _server: grpc.aio.Server | None = None
     _running: dict[str, _Running] = field(default_factory=dict)
     _outboxes: list[asyncio.Queue[pb.ReplicaMessage]] = field(default_factory=list)
+    _asked_back: list[tuple[asyncio.Queue[pb.ReplicaMessage], Sequence[str]]] = field(default_factory=list)
     _num_steps: int = 0
     _next_sequence: int = 0
     _stepper: asyncio.Task[None] | None = None
@@ -123,16 +131,59 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
         """One token for each running request, one message for each ingress."""
         self._num_steps += 1
         outputs: dict[int, list[pb.TokenOutput]] = {id(outbox): [] for outbox in self._outboxes}
-        for running in list(self._running.values()):
+        for running in list(self._running.values())[: self.seats]:
             output = self._next_output(running)
             outputs.setdefault(id(running.outbox), []).append(output)
             if output.finish_reason:
                 del self._running[running.submit.request_id]
         load = pb.Load()
         load.CopyFrom(self.load)
-        load.num_running, load.num_steps = len(self._running), self._num_steps
+        self._count(load)
         for outbox in self._outboxes:
             outbox.put_nowait(pb.ReplicaMessage(step=pb.Step(outputs=outputs[id(outbox)], load=load)))
+
+    def _count(self, load: pb.Load) -> None:
+        """What runs and what waits; of those that wait, prompts are to be computed whole."""
+        waiting = self._waiting
+        load.num_running, load.num_waiting = len(self._running) - len(waiting), len(waiting)
+        load.num_steps = self._num_steps
+        if waiting:
+            load.num_queued_tokens = sum(len(one.submit.prompt_token_ids) for one in waiting)
+
+    @property
+    def _waiting(self) -> list[_Running]:
+        return list(self._running.values())[self.seats :] if self.seats is not None else []
+
+    def _queue(self, outbox: asyncio.Queue[pb.ReplicaMessage], asked: pb.ShowQueue) -> pb.Queue:
+        queue, num_ahead, num_tokens = pb.Queue(), len(self._running) - len(self._waiting), 0
+        for one in self._waiting:
+            num_prompt = len(one.submit.prompt_token_ids)
+            if one.outbox is outbox and one.is_first and len(queue.queued) < asked.most:
+                queue.queued.add(
+                    request_id=one.submit.request_id,
+                    num_uncached_tokens=num_prompt,
+                    num_tokens_ahead=num_tokens,
+                    num_requests_ahead=num_ahead,
+                )
+            num_tokens += num_prompt
+            num_ahead += 1
+        return queue
+
+    def give_back(self) -> None:
+        """Answer for all requests that were asked back: those that wait are given, others kept."""
+        asked, self._asked_back = self._asked_back, []
+        for outbox, request_ids in asked:
+            waiting = {one.submit.request_id for one in self._waiting if one.is_first}
+            step = pb.Step(load=self.load)
+            for request_id in request_ids:
+                if request_id in waiting:
+                    del self._running[request_id]
+                    self.released_ids.append(request_id)
+                    step.outputs.add(request_id=request_id, finish_reason="released")
+                elif request_id in self._running:
+                    step.kept.append(request_id)
+            self._count(step.load)
+            outbox.put_nowait(pb.ReplicaMessage(step=step))
 
     def send_cache(
         self,
@@ -221,6 +272,13 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
                 for request_id in message.cancel.request_ids:
                     self.cancelled_ids.append(request_id)
                     self._running.pop(request_id, None)
+            elif kind == "show_queue":
+                outbox.put_nowait(pb.ReplicaMessage(queue=self._queue(outbox, message.show_queue)))
+            elif kind == "release":
+                self._asked_back.append((outbox, message.release.request_ids))
+                self.num_asked_back += len(message.release.request_ids)
+                if not self.is_hesitant:
+                    self.give_back()
             elif kind == "resync":
                 self.num_resyncs += 1
                 outbox.put_nowait(pb.ReplicaMessage(snapshot=self._snapshot()))

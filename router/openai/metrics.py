@@ -173,6 +173,11 @@ class _RouterCollector(Collector):
         resumed = CounterMetricFamily(
             "shoal_router_resumed_requests", "Placements after a lost replica", labels=["model"]
         )
+        moves = CounterMetricFamily(
+            "shoal_router_moves",
+            "Queued requests asked back from a replica, to start sooner at another",
+            labels=["model", "reason", "outcome"],
+        )
         dropped = CounterMetricFamily(
             "shoal_router_index_dropped_hashes", "Blocks not noted: the index was full", labels=["model"]
         )
@@ -196,6 +201,8 @@ class _RouterCollector(Collector):
             tokens.add_metric(label, replicas.counts.num_tokens)
             hits.add_metric(label, replicas.counts.num_hit_tokens)
             resumed.add_metric(label, replicas.counts.num_resumed)
+            for (reason, outcome), count in replicas.moves.counts.items():
+                moves.add_metric([*label, reason, outcome], count)
             dropped.add_metric(label, replicas.index.num_dropped)
             hashes.add_metric(label, replicas.index.num_hashes)
             at_replicas.add_metric(label, replicas.num_placed)
@@ -204,7 +211,7 @@ class _RouterCollector(Collector):
         tasks = GaugeMetricFamily("shoal_ingress_tasks", "Asyncio tasks of the ingress process")
         tasks.add_metric([], self._ingress.num_tasks)
         yield tasks
-        yield from (placed, tokens, hits, resumed, dropped, hashes, at_replicas, held, num_open)
+        yield from (placed, tokens, hits, resumed, moves, dropped, hashes, at_replicas, held, num_open)
 
 
 class _UsageCollector(Collector):

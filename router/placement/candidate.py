@@ -30,6 +30,17 @@ class Candidate(NamedTuple):
     """Of those, the last ones: in its host memory, to be copied back before they are of use."""
 
 
+class Ahead(NamedTuple):
+    """What a replica does before a request's turn."""
+
+    num_queued_tokens: int
+    """Uncached prompt tokens."""
+    num_attended: int
+    """Pairs of those and the KV tokens that they read."""
+    num_sequences: int
+    """Requests that run or wait."""
+
+
 class Forecast(NamedTuple):
     """When a candidate could sample the request's next token, in parts that follow each other."""
 
@@ -74,10 +85,11 @@ def make_candidate(
     return Candidate(view, num_hit_tokens, num_hit_tokens - num_device_tokens)
 
 
-def forecast(candidate: Candidate, num_tokens: int) -> Forecast:
+def forecast(candidate: Candidate, num_tokens: int, ahead: Ahead | None = None) -> Forecast:
     """Predict when ``candidate`` could sample the next token of a request of ``num_tokens`` known tokens.
 
     Blocks in host memory are copied back where the replica would do so: where computing them takes longer.
+    ``ahead`` is what comes before a request that waits there; None: the request is new, and all that is there does.
     """
     view, num_hit, num_host = candidate
     load, shape, cost = view.load, view.shape, view.load.cost
@@ -87,13 +99,17 @@ def forecast(candidate: Candidate, num_tokens: int) -> Forecast:
         if copy_s >= cost.prefill_s(num_host, num_hit - num_host):
             num_hit, copy_s = num_hit - num_host, 0.0
     budget = max(1, shape.max_num_batched_tokens)
-    num_queued, num_sequences = view.num_queued_tokens, view.num_sequences
+    if ahead is None:
+        num_queued, num_sequences, queued_s = view.num_queued_tokens, view.num_sequences, view.queued_work_s
+    else:
+        num_queued, num_sequences = ahead.num_queued_tokens, ahead.num_sequences
+        queued_s = cost.queue_s(num_queued, ahead.num_attended)
     num_uncached = max(1, num_tokens - num_hit)
     step_s = cost.step_s(min(num_sequences, shape.max_num_seqs), 0, load.num_context_tokens)
     # Steps are packed: the request shares the last one of those before it.
     num_steps_before = num_queued // budget
     num_steps = -(-(num_queued + num_uncached) // budget)
-    wait_s = view.queued_work_s + num_steps_before * step_s
+    wait_s = queued_s + num_steps_before * step_s
     work_s = cost.prefill_s(num_uncached, num_tokens - num_uncached)
     work_s += (num_steps - num_steps_before) * step_s
     # What the batch lacks, seats or blocks, comes back as running requests end.

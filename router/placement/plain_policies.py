@@ -14,6 +14,8 @@ MOST_OVER_MEAN = 1.25
 class RoundRobinPolicy:
     """Sends requests to one replica after the other."""
 
+    starts_soonest = False
+
     def __init__(self) -> None:
         self._turn = 0
 
@@ -28,6 +30,8 @@ class RoundRobinPolicy:
 class LeastLoadPolicy:
     """Sends a request where the fewest others are; blind to caches."""
 
+    starts_soonest = False
+
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by running, waiting and booked requests, then by queued tokens."""
         return _with_costs(sorted(candidates, key=_load), num_tokens)
@@ -35,6 +39,8 @@ class LeastLoadPolicy:
 
 class PowerOfTwoPolicy:
     """Draws two replicas and takes the less loaded one (Mitzenmacher 2001)."""
+
+    starts_soonest = False
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
@@ -53,6 +59,8 @@ class LongestMatchPolicy:
     A trap, kept to compare with: where all prompts begin alike, all requests go to one replica.
     """
 
+    starts_soonest = False
+
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by tokens held, then by load."""
         return _with_costs(sorted(candidates, key=lambda c: (-c.num_hit_tokens, *_load(c))), num_tokens)
@@ -64,6 +72,8 @@ class ConsistentHashPolicy:
     Rendezvous hashing with bounded loads (Mirrokni, Thorup & Zadimoghaddam 2018): a replica that has more than
     its share of the requests is passed over.
     """
+
+    starts_soonest = False
 
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by rendezvous hash of ``key``; replicas with too many requests come last, the emptiest first."""

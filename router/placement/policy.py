@@ -38,6 +38,10 @@ __all__ = [
 class Policy(Protocol):
     """Orders candidates for one request, best first. Changes nothing of the candidates."""
 
+    starts_soonest: bool
+    """True if requests go where they are predicted to start soonest, so that one that waits may move
+    (``router.placement.moving``); False: where the policy puts them they stay."""
+
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order ``candidates`` for a request of ``num_tokens`` known tokens; the first gets it.
 

@@ -44,6 +44,8 @@ LATE_WEIGHT = 20.0
 class PrefixPolicy:
     """Weighs an early start against what it costs the cache and later requests."""
 
+    starts_soonest = True
+
     def __init__(self) -> None:
         self._traffic = Traffic()
 

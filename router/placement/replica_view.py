@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workers.brain_messages import Load
 from workers.engine.cost_model import CostModel, attended
@@ -61,11 +62,21 @@ NO_LOAD = Load(
 """What is assumed of a replica before its first step."""
 
 
+class Predicted(NamedTuple):
+    """What was expected of a request when it was sent."""
+
+    at_s: float
+    """Of sending, on the caller's clock."""
+    start_s: float
+    """From then until its first output."""
+
+
 @dataclass(slots=True)
 class _Booking:
     num_uncached_tokens: int
     num_attended: int
     hashes: Sequence[bytes]
+    predicted: Predicted | None = None
     steps_left: int = STEPS_TO_SETTLE
     """Until the load shows it."""
 
@@ -153,7 +164,12 @@ class ReplicaView:
         return count
 
     def book(
-        self, request_id: str, num_uncached_tokens: int, hashes: Sequence[bytes], num_cached_tokens: int = 0
+        self,
+        request_id: str,
+        num_uncached_tokens: int,
+        hashes: Sequence[bytes],
+        num_cached_tokens: int = 0,
+        predicted: Predicted | None = None,
     ) -> None:
         """Reserve: count a request that is being sent.
 
@@ -162,22 +178,27 @@ class ReplicaView:
             num_uncached_tokens: what will have to be computed of it.
             hashes: its full blocks.
             num_cached_tokens: what comes before, which the computed tokens read.
+            predicted: what ``settle`` is to tell.
         """
         self.settle(request_id)
         num_attended = attended(num_uncached_tokens, num_cached_tokens)
-        booking = _Booking(num_uncached_tokens, num_attended, hashes)
+        booking = _Booking(num_uncached_tokens, num_attended, hashes, predicted)
         self._bookings[request_id] = self._unseen[request_id] = booking
         self._unseen_tokens += num_uncached_tokens
         self._unseen_attended += num_attended
         self._booked_hashes.update(hashes)
 
-    def settle(self, request_id: str) -> None:
-        """Drop a booking: the request has been answered, or is gone. Unknown ids are ignored."""
+    def settle(self, request_id: str) -> Predicted | None:
+        """Drop a booking: the request has been answered, or is gone. Unknown ids are ignored.
+
+        Returns what was predicted when it was booked, if anything was.
+        """
         booking = self._bookings.pop(request_id, None)
         if booking is None:
-            return
+            return None
         self._see(request_id)
         self._uncount(booking.hashes)
+        return booking.predicted
 
     def note_coming(self, number: int | str, hashes: Sequence[bytes]) -> None:
         """Another router's request is there and will leave these blocks; the load shows what it costs."""

@@ -26,7 +26,8 @@ def log_request(request_id: str, tenant: str, generation: Generation, timer: Gen
         "num_prompt_tokens": generation.num_prompt_tokens,
         "num_cached_tokens": generation.num_cached_tokens,
         "num_output_tokens": generation.num_output_tokens,
-        "num_migrations": sum(max(0, len(choice.journal.placements) - 1) for choice in choices),
+        "num_moves": sum(len(choice.journal.moves) for choice in choices),
+        "num_migrations": sum(choice.journal.num_migrations for choice in choices),
         "first_token_s": None if timer.first_token_s is None else round(timer.first_token_s, 6),
         "duration_s": round(timer.duration_s, 6),
     }

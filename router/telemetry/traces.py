@@ -90,9 +90,8 @@ class Trace:
                     "gen_ai.usage.output_tokens": generation.num_output_tokens,
                     "gen_ai.response.finish_reasons": reasons,
                     "shoal.cached_tokens": generation.num_cached_tokens,
-                    "shoal.migrations": sum(
-                        max(0, len(choice.journal.placements) - 1) for choice in generation.choices
-                    ),
+                    "shoal.migrations": sum(c.journal.num_migrations for c in generation.choices),
+                    "shoal.moves": sum(len(c.journal.moves) for c in generation.choices),
                 }
             )
             context = set_span_in_context(span)
@@ -135,11 +134,11 @@ class Trace:
 
     def _add_moves(self, choice: Choice) -> None:
         for before, placement in pairwise(choice.journal.placements):
-            self._span.add_event(
-                "went on at another replica",
-                {"shoal.choice": choice.index, "shoal.lost": before.lost or "", **_placed(placement)},
-                self._ns(placement.at_s),
-            )
+            name, why = "went on at another replica", {"shoal.lost": before.lost or ""}
+            if placement.moved is not None:
+                name, why = "moved to another queue", {"shoal.moved": placement.moved.reason}
+            attributes = {"shoal.choice": choice.index, **why, **_placed(placement)}
+            self._span.add_event(name, attributes, self._ns(placement.at_s))
 
     def _ns(self, loop_s: float) -> int:
         return self._offset_ns + round(loop_s * _NS)
@@ -153,7 +152,8 @@ def _phases(choice: Choice, arrival_s: float) -> list[tuple[str, float, float, A
     placed_s = placements[0].at_s
     phases = [("place", arrival_s, placed_s, _placed(placements[0]))]
     if course.first_s is not None:
-        computed_s = min(placed_s + course.waited_s, course.first_s)
+        queue_s = choice.journal.waited_before_moving_s + course.waited_s
+        computed_s = min(placed_s + queue_s, course.first_s)
         last_s = max(course.first_s, course.last_s or course.first_s)
         num_cached, num_on_host = choice.num_cached_tokens or 0, course.num_host_cached_tokens
         cached: Attributes = {

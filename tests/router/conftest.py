@@ -165,6 +165,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         served: Mapping[str, Any] | None = None,
         wake: Callable[[str], None] = lambda group: None,
         observability: Observability | None = None,
+        policy: str = "prefix",
     ) -> Edge:
         for number, replica in enumerate(replicas):
             replica.replica_id = f"replica-{number}"
@@ -176,6 +177,7 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
                     ModelFiles(Path("tiny.gguf"), "tiny"), max_model_len, ("tiny", "alias"), **(served or {})
                 ),
             ),
+            policy=policy,
             limits=limits or Limits(),
             timeouts=timeouts or Timeouts(),
             keys=keys,

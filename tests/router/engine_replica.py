@@ -9,11 +9,11 @@ import grpc.aio
 
 from cluster.proto import shoal_pb2 as pb
 from cluster.service import ReplicaService, start_server
-from workers.brain_messages import StepUpdate
+from workers.brain_messages import QueueShown, StepUpdate, TokenOutput
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.request import EngineRequest
+from workers.engine.request import EngineRequest, FinishReason
 from workers.grammar import GrammarCompiler
 from workers.obedient_rank import ObedientRank, Script
 from workers.scripted_rank import ScriptedRank
@@ -105,6 +105,17 @@ class EngineReplica:
         """See ``Brain``."""
         for request_id in request_ids:
             self.engine.abort(request_id)
+
+    def release(self, request_ids: list[str]) -> None:
+        """See ``Brain``."""
+        given = [request_id for request_id in request_ids if self.engine.release(request_id)]
+        outputs = [TokenOutput(request_id, [], FinishReason.RELEASED) for request_id in given]
+        kept = [request_id for request_id in request_ids if request_id not in given]
+        self.service.on_update(StepUpdate(outputs, None, self.engine.load(), kept))
+
+    def show_queue(self, prefix: str, least_wait_s: float, most: int) -> None:
+        """See ``Brain``."""
+        self.service.on_update(QueueShown(prefix, self.engine.queued(prefix, least_wait_s, most)))
 
     def request_snapshot(self) -> None:
         """See ``Brain``."""
