@@ -22,6 +22,7 @@ from router.explanation import Moved
 from router.journal import Journal, Loss
 from router.placement.candidate import Candidate, Ranked, make_candidate
 from router.placement.moving import MAX_MOVES, MAX_SHOWN, PERIOD_S, Move, Mover
+from router.placement.policy import Policy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import Predicted, ReplicaView
 from router.replica_stream import ReplicaStream, Sink
@@ -58,6 +59,7 @@ class QueueMoves:
         sent: dict[str, Sent],
         streams: Callable[[], Iterable[ReplicaStream]],
         index: PrefixIndex,
+        policy: Policy,
         send: Send,
         may_move: Callable[[str], bool],
     ) -> None:
@@ -66,13 +68,14 @@ class QueueMoves:
             sent: requests at replicas by their ids there, this ingress's own record.
             streams: all that there are, draining ones included.
             index: which replica holds which blocks.
+            policy: by which requests were placed; one without costs lets nobody move.
             send: called for each request that has been given back.
             may_move: asked of each request.
         """
         self.counts: Counter[tuple[str, str]] = Counter()
         """Moves by reason (``Moved.reason``) and outcome: ``moved``; ``kept``, it had begun; ``elsewhere``, its new
         replica was lost meanwhile; ``ended``, its client left or its old replica was lost."""
-        self._mover = Mover()
+        self._mover = Mover(policy.costs_s) if policy.costs_s is not None else None
         self._sent = sent
         self._streams = streams
         self._index = index
@@ -90,12 +93,13 @@ class QueueMoves:
 
     def watch(self) -> None:
         """A request has been sent: look after it until it has begun."""
-        if self._timer is None:
+        if self._timer is None and self._mover is not None:
             self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self.look)
 
     def wake(self) -> None:
         """Replicas have come or gone: queues that held nobody who would gain may do so now."""
-        self._mover.wake()
+        if self._mover is not None:
+            self._mover.wake()
 
     def stop(self) -> None:
         """Look no more."""
@@ -108,7 +112,7 @@ class QueueMoves:
 
     def on_queue(self, stream: ReplicaStream, queued: Sequence[Queued]) -> None:
         """See ``QueueListener``."""
-        if stream.view is None:
+        if stream.view is None or self._mover is None:
             return
         self._places = self._open_places()
         moves = self._mover.choose(stream.view, queued, list(self._places), self)
@@ -143,7 +147,8 @@ class QueueMoves:
 
     def on_begun(self, predicted: Predicted) -> None:
         """See ``QueueListener``."""
-        self._mover.error.note(predicted.start_s, asyncio.get_running_loop().time() - predicted.at_s)
+        if self._mover is not None:
+            self._mover.error.note(predicted.start_s, asyncio.get_running_loop().time() - predicted.at_s)
 
     # What the mover asks (``MovingSide``)
 
@@ -181,7 +186,7 @@ class QueueMoves:
             self._timer.cancel()
             self._timer = None
         streams = {stream.view: stream for stream in self._streams() if stream.view is not None}
-        if not any(view.num_booked for view in streams):
+        if self._mover is None or not any(view.num_booked for view in streams):
             return
         self.watch()
         now_s = asyncio.get_running_loop().time()

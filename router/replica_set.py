@@ -67,7 +67,7 @@ class ReplicaSet:
         self._retired: set[ReplicaStream] = set()
         self._sent: dict[str, Sent] = {}
         """Requests at replicas, by their ids there."""
-        self.moves = QueueMoves(self._sent, self._all_streams, index, self._send, self._may_move)
+        self.moves = QueueMoves(self._sent, self._all_streams, index, policy, self._send, self._may_move)
         self.num_held = 0
         """Requests that wait here: for any replica to be there, or for their caller's turn."""
         self._line: FairLine[asyncio.Future[None]] = FairLine()
@@ -271,8 +271,7 @@ class ReplicaSet:
         self._sent[journal.engine_id] = sent
         journal.replica_id = view.replica_id
         journal.placements.append(Placement(now_s, ranked, self.membership_version, moved=moved))
-        if self._policy.starts_soonest:
-            self.moves.watch()
+        self.moves.watch()
 
     def withdraw(self, journal: Journal) -> None:
         """Forget a request: cancel it if it is still running. Safe to call twice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ SHOWN = {
     "ttft_p50_s": "p50",
     "ttft_p99_s": "p99",
     "tpot_mean_s": "TPOT",
+    "num_moves": "moves",
     "slo_share": "in SLO",
     "replica_hours": "hours",
     "cpu_s": "CPU",
@@ -43,6 +44,16 @@ def simulate(
     ingress_replicas: Annotated[
         int, typer.Option(min=1, max=256, help="Routers that do not talk; each places every n-th request.")
     ] = 1,
+    move: Annotated[
+        Literal["yes", "no", "both"],
+        typer.Option(
+            help="Whether queued requests move to replicas that can start them sooner (policy prefix)."
+        ),
+    ] = "yes",
+    outage: Annotated[
+        list[str],
+        typer.Option(help="A time without a replica, PLACE:FROM-TO: 3:600-660 kills number 3 for a minute."),
+    ] = [],  # noqa: B006
     autoscale: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +80,7 @@ def simulate(
     """Replay TRACE in virtual time: the router's own policies and the engine's own scheduler, no GPU."""
     from cluster.autoscaling import ScaleTargets
     from deploy.simulate.compare import Comparison
+    from deploy.simulate.fleet import read_outage
     from deploy.simulate.page import render_page
     from deploy.simulate.replica_model import read_replica_model
     from deploy.simulate.scaling import ScaleSettings
@@ -89,6 +101,8 @@ def simulate(
         scale=scale,
         num_replicas=replicas,
         num_ingresses=ingress_replicas,
+        outages=[read_outage(text, replicas) for text in outage],
+        moves={"yes": [True], "no": [False], "both": [False, True]}[move],
     )
     comparison.check()
     settings: dict[str, Any] = {
@@ -98,6 +112,7 @@ def simulate(
         "replicas": replicas,
         "ingress_replicas": ingress_replicas,
         "replica_model": comparison.model.model_dump(),
+        **({"outages": outage} if outage else {}),
         **({"scale": asdict(scale)} if autoscale else {}),
     }
     about, figures, runs = environment(), [], []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
+from deploy.simulate.fleet import Outage
 from deploy.simulate.page import Run
 from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.scaling import Scaler, ScaleSettings, read_rule
@@ -29,6 +31,9 @@ class Comparison:
     scale: ScaleSettings
     num_replicas: int
     num_ingresses: int
+    outages: Sequence[Outage] = ()
+    moves: Sequence[bool] = (True,)
+    """Whether queued requests may move; both: with and without."""
 
     def check(self) -> None:
         """Look everything up before a long run.
@@ -47,24 +52,38 @@ class Comparison:
             raise InvalidRequest("the trace has no requests", "trace")
 
     def run(self) -> Iterator[tuple[dict[str, Any], Run]]:
-        """Play the trace once for each pair of policy and rule; figures for a file, curves for a page."""
-        for policy in self.policies:
-            if not self.rules:
-                yield self._run_one(policy, None)
-            for rule in self.rules:
-                yield self._run_one(policy, rule)
+        """Play the trace once for each combination; figures for a file, curves for a page."""
+        rules: Sequence[str | None] = self.rules or [None]
+        for policy, rule, moves in product(self.policies, rules, self.moves):
+            yield self._run_one(policy, rule, moves)
 
-    def _run_one(self, policy: str, rule: str | None) -> tuple[dict[str, Any], Run]:
+    def _run_one(self, policy: str, rule: str | None, moves: bool) -> tuple[dict[str, Any], Run]:
         scaler, num_places = None, self.num_replicas
         if rule is not None:
             scaler = Scaler(read_rule(rule), self.scale, self.model.max_num_seqs, self.trace.block_size)
             num_places = self.scale.max_replicas
         started_s = time.process_time()
         result = Simulation(
-            self.trace, self.model, POLICIES[policy], self.num_replicas, self.num_ingresses, scaler
+            self.trace,
+            self.model,
+            POLICIES[policy],
+            self.num_replicas,
+            self.num_ingresses,
+            scaler,
+            self.outages,
+            moves,
         ).run()
         cpu_s = round(time.process_time() - started_s, 1)
         name = policy if rule is None else rule if len(self.policies) == 1 else f"{policy}, {rule}"
+        if len(self.moves) > 1:
+            name += ", moving" if moves else ", staying"
         run = Run(name, summarize(result, num_places, self.scale.targets), curves(result, num_places))
-        figures = {"policy": policy, "autoscale": rule, "name": name, **asdict(run.summary), "cpu_s": cpu_s}
+        figures = {
+            "policy": policy,
+            "autoscale": rule,
+            "moves": moves,
+            "name": name,
+            **asdict(run.summary),
+            "cpu_s": cpu_s,
+        }
         return figures, run

@@ -17,7 +17,7 @@ from deploy.simulate.messages import Begun, Report, SimulatedRequest
 from deploy.simulate.replica_model import ReplicaModel
 from workers.engine.cache_log import CacheLog
 from workers.engine.errors import PromptTooLong
-from workers.engine.outputs import Load
+from workers.engine.outputs import Load, Queued
 
 
 @dataclass(slots=True)
@@ -115,6 +115,42 @@ class FifoReplica:
         report = Report(self._load(), self._log.drain(), begun, ended)
         self._begin(now_s)
         return report
+
+    def queued(self, least_wait_s: float) -> list[Queued]:
+        """Requests in line; what their tokens read costs nothing here."""
+        num_tokens = self._prefill.num_uncached_tokens if self._prefill is not None else 0
+        num_requests = len(self._decodes) + (self._prefill is not None)
+        found = []
+        for entry in self._waiting:
+            if self._cost.queue_s(num_tokens, 0) >= least_wait_s or num_requests >= self._max_num_seqs:
+                request_id = entry.request.request_id
+                found.append(Queued(request_id, entry.num_uncached_tokens, num_tokens, 0, num_requests))
+            num_tokens += entry.num_uncached_tokens
+            num_requests += 1
+        return found
+
+    def release(self, request_id: str) -> Report | None:
+        """Give a request back that has not begun; None: it has."""
+        entry = next((one for one in self._waiting if one.request.request_id == request_id), None)
+        if entry is None:
+            return None
+        self._waiting.remove(entry)
+        self._coming.subtract(entry.request.traced.hashes)
+        self._coming += Counter()  # those that nobody brings are gone
+        self._num_queued_tokens -= entry.num_uncached_tokens
+        return Report(self._load(), self._log.drain(), [], [])
+
+    def abandon(self) -> dict[str, int]:
+        """Die: requests that were here, and how many tokens each had."""
+        self._next_s = None
+        tokens = {entry.request.request_id: 0 for entry in self._waiting}
+        if self._prefill is not None:
+            tokens[self._prefill.request.request_id] = 0
+        for last_step, _, entry in self._decodes:
+            tokens[entry.request.request_id] = entry.request.traced.num_output_tokens - (
+                last_step - self._num_steps
+            )
+        return tokens
 
     def check(self) -> None:
         """Raise ``AssertionError`` if sums and contents disagree."""

@@ -5,8 +5,13 @@ Time comes in as an argument. A place is one replica's number, used again by a l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
+
+from workers.engine.errors import InvalidRequest
 
 
 class Phase(Enum):
@@ -16,6 +21,46 @@ class Phase(Enum):
     STARTING = "starting"
     OPEN = "open"
     DRAINING = "draining"
+
+
+class Change(NamedTuple):
+    """A replica is lost, or another stands in its place."""
+
+    time_s: float
+    place: int
+    is_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Some time without a replica: it dies with all that it has, and a fresh one comes."""
+
+    place: int
+    from_s: float
+    to_s: float
+
+    @property
+    def changes(self) -> tuple[Change, Change]:
+        """Its beginning and its end."""
+        return Change(self.from_s, self.place, is_loss=True), Change(self.to_s, self.place, is_loss=False)
+
+
+def read_outage(text: str, num_places: int) -> Outage:
+    """``PLACE:FROM-TO``, the place counted from 0, times in seconds.
+
+    Raises:
+        InvalidRequest: it is written otherwise, or there is no such place.
+    """
+    match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text)
+    if match is None:
+        raise InvalidRequest(f"--outage has {text!r}: it must be PLACE:FROM-TO, such as 3:600-660", "outage")
+    place, from_s, to_s = int(match[1]), float(match[2]), float(match[3])
+    if place >= num_places or from_s >= to_s:
+        raise InvalidRequest(
+            f"--outage has {text!r}: there are replicas 0 to {num_places - 1}, and an outage ends after it begins",
+            "outage",
+        )
+    return Outage(place, from_s, to_s)
 
 
 class Fleet:
@@ -69,6 +114,14 @@ class Fleet:
             elif phase is Phase.DRAINING and is_idle(place):
                 self.phases[place] = Phase.OFF
         return opened
+
+    def lose(self, place: int) -> None:
+        """The replica in this place has died."""
+        self.phases[place] = Phase.OFF
+
+    def restore(self, place: int) -> None:
+        """A fresh one has opened there."""
+        self.phases[place] = Phase.OPEN
 
     def _last(self, phase: Phase) -> int:
         return len(self.phases) - 1 - self.phases[::-1].index(phase)

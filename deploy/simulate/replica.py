@@ -6,7 +6,7 @@ place of its ranks. It reports when the brain process does: after each step.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from deploy.simulate.messages import Begun, Report, SimulatedRequest
 from deploy.simulate.replica_model import ReplicaModel
 from workers.engine.cost_model import attended
 from workers.engine.engine import Engine
+from workers.engine.outputs import Queued
 from workers.engine.plan import StepPlan, StepResult
 from workers.engine.request import ChoiceParams, EngineRequest
 
@@ -38,6 +39,18 @@ class SimulatedReplica(Protocol):
 
     def advance(self) -> Report:
         """End the step that runs now and begin the next."""
+        ...
+
+    def queued(self, least_wait_s: float) -> list[Queued]:
+        """Requests in line that have not begun, as ``workers.engine.engine.Engine`` tells of them."""
+        ...
+
+    def release(self, request_id: str) -> Report | None:
+        """Give a request back that has not begun; None: it has."""
+        ...
+
+    def abandon(self) -> dict[str, int]:
+        """Die: requests that were here, and how many tokens each had; nothing more is reported."""
         ...
 
 
@@ -63,6 +76,8 @@ class EngineReplica:
         self.engine = Engine(model.engine_config(block_size), self._cost)
         self._links = CopyLinks(self._cost)
         self._steps: deque[_Step] = deque()
+        self._num_generated: Counter[str] = Counter()
+        """Tokens of each request that is here."""
         self._free_s = 0.0
         """When the last launched step ends."""
 
@@ -85,6 +100,7 @@ class EngineReplica:
             ),
             now_s,
         )
+        self._num_generated[request.request_id] = 0
         self._launch(now_s)
 
     def advance(self) -> Report:
@@ -102,16 +118,37 @@ class EngineReplica:
         )
         outputs = self.engine.apply(result, step.end_s)
         self._launch(step.end_s)
-        return Report(
-            load=self.engine.load(),
-            events=self.engine.drain_cache_events(),
+        self._num_generated.update(output.request_id for output in outputs)
+        ended = [output.request_id for output in outputs if output.finish_reason is not None]
+        for request_id in ended:
+            del self._num_generated[request_id]
+        return self._report(
             begun=[
                 Begun(output.request_id, output.num_cached_tokens, output.num_host_cached_tokens)
                 for output in outputs
                 if output.num_cached_tokens is not None
             ],
-            ended=[output.request_id for output in outputs if output.finish_reason is not None],
+            ended=ended,
         )
+
+    def queued(self, least_wait_s: float) -> list[Queued]:
+        """See ``SimulatedReplica``."""
+        return self.engine.queued(least_wait_s=least_wait_s)
+
+    def release(self, request_id: str) -> Report | None:
+        """See ``SimulatedReplica``."""
+        if not self.engine.release(request_id):
+            return None
+        del self._num_generated[request_id]
+        return self._report([], [])
+
+    def abandon(self) -> dict[str, int]:
+        """See ``SimulatedReplica``."""
+        self._steps.clear()
+        return dict(self._num_generated)
+
+    def _report(self, begun: list[Begun], ended: list[str]) -> Report:
+        return Report(self.engine.load(), self.engine.drain_cache_events(), begun, ended)
 
     def _launch(self, now_s: float) -> None:
         while (plan := self.engine.plan(now_s)) is not None:

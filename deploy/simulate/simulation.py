@@ -6,16 +6,18 @@ Nothing waits and nothing is random: one trace and one set of settings give one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from math import inf
 
-from deploy.simulate.fleet import Fleet, Phase
+from deploy.simulate.fleet import Fleet, Outage, Phase
 from deploy.simulate.ingress import SimulatedIngress
 from deploy.simulate.messages import Report, SimulatedRequest
 from deploy.simulate.replica import SimulatedReplica, make_replica
 from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.scaling import CONTROL_PERIOD_S, Scaler
+from router.placement.moving import PERIOD_S, Move
 from router.placement.policy import Policy
 from router.placement.replica_view import ReplicaShape
 from router.trace import Trace
@@ -43,6 +45,8 @@ class RequestRecord:
     first_token_s: float | None = None
     """None: it was refused, as it can never fit."""
     end_s: float = 0.0
+    num_moves: int = 0
+    """Queues that it left for another."""
 
     @property
     def ttft_s(self) -> float:
@@ -86,8 +90,13 @@ class Simulation:
         num_replicas: int,
         num_ingresses: int = 1,
         scaler: Scaler | None = None,
+        outages: Sequence[Outage] = (),
+        moves_queued: bool = True,
     ) -> None:
-        """``num_replicas`` are there from the beginning to the end, unless a ``scaler`` says otherwise."""
+        """``num_replicas`` are there from the beginning to the end, unless a ``scaler`` or an outage says otherwise.
+
+        ``moves_queued`` lets requests change queues where the policy does.
+        """
         num_places = scaler.settings.max_replicas if scaler is not None else num_replicas
         shape = ReplicaShape(
             block_size=trace.block_size,
@@ -100,6 +109,10 @@ class Simulation:
             make_replica(model, trace.block_size) for _ in range(num_places)
         ]
         self.ingresses = [SimulatedIngress(make_policy(), shape, num_places) for _ in range(num_ingresses)]
+        self._moves_queued = moves_queued and self.ingresses[0].policy.costs_s is not None
+        self._look_s = inf
+        """When ingresses look at queues next."""
+        self._changes = deque(sorted((c for one in outages for c in one.changes), key=lambda c: c.time_s))
         self._model = model
         self._scaler = scaler
         self._fleet = Fleet(num_places, num_replicas, scaler.settings.start_s if scaler is not None else 0.0)
@@ -110,6 +123,8 @@ class Simulation:
         self._held: deque[SimulatedRequest] = deque()
         """Requests that wait for any replica."""
         self._records: dict[int, RequestRecord] = {}
+        self._at: list[dict[str, SimulatedRequest]] = [{} for _ in range(num_places)]
+        """Requests that are at each replica."""
         self._sums = [0, 0]
         """Steps and preemptions of replicas that have gone."""
         self._trace = trace
@@ -139,7 +154,12 @@ class Simulation:
         return result
 
     def _pass_time(self, time_s: float) -> None:
-        """Run steps, and the scaler's decisions between them, until ``time_s``."""
+        """Run steps, and what happens to the fleet between them, until ``time_s``."""
+        while self._changes and self._changes[0].time_s <= time_s:
+            change = self._changes.popleft()
+            self._pass_time(change.time_s)
+            self._lose(change.place, change.time_s) if change.is_loss else self._return(change.place)
+            self._set_open()
         while self._scaler is not None and self._control_s <= time_s:
             self._run_until(self._control_s)
             self._scale(self._scaler, self._control_s)
@@ -171,13 +191,17 @@ class Simulation:
 
     def _set_open(self) -> None:
         for ingress in self.ingresses:
+            ingress.wake()
             for view, phase in zip(ingress.views, self._fleet.phases, strict=True):
                 view.is_open = phase is Phase.OPEN
 
     def _run_until(self, time_s: float | None) -> None:
         """End all steps that end before ``time_s``, or all there are."""
-        ends = self._ends
-        while ends and (time_s is None or ends[0][0] <= time_s):
+        ends, limit_s = self._ends, inf if time_s is None else time_s
+        while (ends and ends[0][0] <= limit_s) or self._look_s <= limit_s < inf:
+            if self._look_s <= (ends[0][0] if ends else inf):
+                self._look(self._look_s)
+                continue
             now_s, number = heappop(ends)
             replica = self.replicas[number]
             report = replica.advance()
@@ -192,26 +216,84 @@ class Simulation:
             return
         traced = request.traced
         self._tell_coming(now_s)
-        ingress = self._ingress_of(request)
-        placement = ingress.place(request)
-        self._records[request.number] = RequestRecord(
-            traced.arrival_s,
-            traced.num_prompt_tokens,
-            max(1, traced.num_output_tokens),
-            placement.replica,
-            placement.num_hit_tokens,
-            now_s - traced.arrival_s + placement.forecast.start_s,
-        )
-        replica = self.replicas[placement.replica]
+        placement = self._ingress_of(request).place(request, now_s)
+        if request.number not in self._records:
+            self._records[request.number] = RequestRecord(
+                traced.arrival_s,
+                traced.num_prompt_tokens,
+                max(1, traced.num_output_tokens),
+                placement.replica,
+                placement.num_hit_tokens,
+                now_s - traced.arrival_s + placement.forecast.start_s,
+            )
+        self._send(request, placement.replica, now_s)
+
+    def _send(self, request: SimulatedRequest, place: int, now_s: float) -> None:
+        replica = self.replicas[place]
         was_idle = replica.next_s is None
+        self._records[request.number].replica = place
         try:
             replica.submit(request, now_s)
         except UserError:
-            ingress.views[placement.replica].settle(request.request_id)
+            self._ingress_of(request).drop(place, request)
             return
-        self._coming.append((now_s + COMING_S, placement.replica, request))
+        self._at[place][request.request_id] = request
+        self._coming.append((now_s + COMING_S, place, request))
         if was_idle and replica.next_s is not None:
-            heappush(self._ends, (replica.next_s, placement.replica))
+            heappush(self._ends, (replica.next_s, place))
+        if self._moves_queued and self._look_s == inf:
+            self._look_s = now_s + PERIOD_S
+
+    # Queued requests that move; messages between ingress and replica take no time
+
+    def _look(self, now_s: float) -> None:
+        waits = any(ingress.has_waiting for ingress in self.ingresses)
+        self._look_s = now_s + PERIOD_S if waits else inf
+        for ingress in self.ingresses:
+            for place, least_wait_s in ingress.sources(now_s):
+                for move in ingress.choose(place, self.replicas[place].queued(least_wait_s)):
+                    self._move(ingress, place, move, now_s)
+
+    def _move(self, ingress: SimulatedIngress, place: int, move: Move, now_s: float) -> None:
+        report = self.replicas[place].release(move.request_id)
+        if report is None:
+            ingress.cancel(move)
+            return
+        request, placement = ingress.move(move, now_s)
+        del self._at[place][request.request_id]
+        for other in self.ingresses:
+            if other is not ingress:
+                other.hear_gone(place, request)
+        self._hear(place, report, now_s)
+        record = self._records[request.number]
+        record.num_moves += 1
+        record.num_predicted_hit_tokens = placement.num_hit_tokens
+        record.predicted_ttft_s = now_s - record.arrival_s + placement.forecast.start_s
+        self._send(request, placement.replica, now_s)
+
+    # Replicas that die and come back
+
+    def _lose(self, place: int, now_s: float) -> None:
+        """A replica is gone at once; its requests go on elsewhere, with the tokens that they have."""
+        self._fleet.lose(place)
+        self._set_open()
+        self._ends = [end for end in self._ends if end[1] != place]
+        heapify(self._ends)
+        requests, self._at[place] = self._at[place], {}
+        for request_id, num_generated in self.replicas[place].abandon().items():
+            request = requests[request_id]
+            self._ingress_of(request).drop(place, request)
+            traced = request.traced
+            rest = replace(
+                traced,
+                num_prompt_tokens=traced.num_prompt_tokens + num_generated,
+                num_output_tokens=max(1, traced.num_output_tokens) - num_generated,
+            )
+            self._arrive(SimulatedRequest(request.number, rest), now_s)
+
+    def _return(self, place: int) -> None:
+        self._fleet.restore(place)
+        self._renew(place)
 
     def _ingress_of(self, request: SimulatedRequest) -> SimulatedIngress:
         return self.ingresses[request.number % len(self.ingresses)]
@@ -219,7 +301,8 @@ class Simulation:
     def _tell_coming(self, now_s: float) -> None:
         while self._coming and self._coming[0][0] <= now_s:
             _, replica, request = self._coming.popleft()
-            if self._records[request.number].first_token_s is not None:
+            record = self._records[request.number]
+            if record.first_token_s is not None or record.replica != replica:
                 continue  # it is no longer on its way
             for ingress in self.ingresses:
                 if ingress is not self._ingress_of(request):
@@ -227,16 +310,19 @@ class Simulation:
 
     def _hear(self, number: int, report: Report, now_s: float) -> None:
         for ingress in self.ingresses:
-            ingress.hear(number, report)
+            ingress.hear(number, report, now_s)
         self._loads[number] = report.load
         records = self._records
         for begun in report.begun:
             record = records[int(begun.request_id)]
+            if record.first_token_s is not None:
+                continue  # it goes on after a loss
             record.first_token_s = now_s
             record.num_cached_tokens = begun.num_cached_tokens
             record.num_host_cached_tokens = begun.num_host_cached_tokens
         for request_id in report.ended:
             records[int(request_id)].end_s = now_s
+            del self._at[number][request_id]
         self._result.end_s = now_s
 
     def _sample(self, time_s: float) -> None:

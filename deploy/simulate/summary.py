@@ -41,6 +41,8 @@ class Summary:
     request_p50_s: float
     request_p99_s: float
     output_tokens_per_s: float
+    num_moves: int
+    """Queues that requests left for another's."""
     num_preemptions: int
     num_steps: int
     most_tokens_over_mean: float
@@ -97,6 +99,7 @@ def summarize(result: SimulationResult, num_replicas: int, targets: ScaleTargets
         request_p50_s=_percentile(lasted, 0.5),
         request_p99_s=_percentile(lasted, 0.99),
         output_tokens_per_s=_round(num_output / result.end_s if result.end_s else 0.0, 1),
+        num_moves=sum(one.num_moves for one in result.records),
         num_preemptions=result.num_preemptions,
         num_steps=result.num_steps,
         most_tokens_over_mean=_round(max(computed) * num_replicas / max(1, sum(computed)), 3),

@@ -5,20 +5,23 @@ was forecast. It then takes requests from the queues of the others, a few at a t
 long as it has room: what moves is computed soon, so nothing is sent back and forth, and several ingresses that see
 the same idle replica see each other's requests there before they send more.
 
-A move must promise a gain beyond what forecasts of this traffic err by (``ForecastError``), and beyond what more has
-to be computed at the new replica, where less of the prompt is cached: that time is taken from others.
+A move must promise a gain beyond what forecasts of this traffic err by (``ForecastError``), for the request and by
+the policy's costs for all: what is cached where it waits is computed again elsewhere, and a long prompt that takes
+the last idle replica is in everybody's way.
 
 Pure: time comes in as an argument, sending and booking is the caller's (``MovingSide``).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Protocol
 
 from router.placement.candidate import Ahead, Candidate, Forecast, forecast
+from router.placement.policy import Costs
 from router.placement.replica_view import ReplicaView
 from workers.engine.outputs import Queued
 
@@ -28,8 +31,8 @@ MAX_MOVES = 3
 """Of one request, never to a replica where it has been."""
 MOVES_AT_ONCE = 8
 """To one replica, before its load shows them: other ingresses send there too."""
-MAX_TARGETS = 16
-"""Replicas with room that are weighed for a request, the least busy ones."""
+MAX_PLACES = 16
+"""Replicas that are weighed for a request, the least busy ones."""
 MAX_SHOWN = 64
 """Queued requests that a replica tells of at a time."""
 PERIOD_S = 0.05
@@ -98,8 +101,10 @@ class MovingSide(Protocol):
 class Mover:
     """Says which queues are worth a look, and who moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs_s: Costs) -> None:
+        """``costs_s`` is the policy's way of weighing forecasts."""
         self.error = ForecastError()
+        self._costs_s = costs_s
         self._looks: dict[str, tuple[float, float]] = {}
         """Replicas that were looked at: when next, and the period."""
 
@@ -132,13 +137,13 @@ class Mover:
 
         Those behind one that moves are closer to their turn.
         """
-        targets = [view for view in views if view is not source and view.is_open and view.has_room]
-        targets = nsmallest(MAX_TARGETS, targets, key=_wait_s)
-        counts = dict.fromkeys((target.replica_id for target in targets), 0)
+        open_views = [view for view in views if view is not source and view.is_open]
+        places = nsmallest(MAX_PLACES, open_views, key=_wait_s)
+        counts: Counter[str] = Counter()
         moves: list[Move] = []
         num_tokens_left = num_attended_left = 0
         for one in queued:
-            targets = [t for t in targets if counts[t.replica_id] < MOVES_AT_ONCE and t.has_room]
+            targets = [p for p in places if counts[p.replica_id] < MOVES_AT_ONCE and p.has_room]
             if not targets:
                 break
             ahead = Ahead(
@@ -146,7 +151,7 @@ class Mover:
                 max(0, one.num_attended_ahead - num_attended_left),
                 one.num_requests_ahead - len(moves),
             )
-            move = self._best_move(source, one, ahead, targets, side)
+            move = self._best_move(source, one, ahead, places, targets, len(open_views) + 1, side)
             if move is None:
                 continue
             side.book(move)
@@ -163,7 +168,9 @@ class Mover:
         source: ReplicaView,
         one: Queued,
         ahead: Ahead,
+        places: Sequence[ReplicaView],
         targets: Sequence[ReplicaView],
+        num_replicas: int,
         side: MovingSide,
     ) -> Move | None:
         num_tokens = side.num_movable_tokens(one.request_id)
@@ -171,18 +178,18 @@ class Mover:
             return None
         num_cached = max(0, num_tokens - one.num_uncached_tokens)
         stay = forecast(Candidate(source, num_cached), num_tokens, ahead)
-        best: Move | None = None
-        for target in targets:
-            candidate = side.candidate(one.request_id, target)
-            if candidate is None:
-                continue
-            there = forecast(candidate, num_tokens)
-            if best is None or there.start_s < best.there.start_s:
-                best = Move(one.request_id, source, candidate, stay, there)
-        if best is None:
+        candidates = [c for place in places if (c := side.candidate(one.request_id, place)) is not None]
+        forecasts = [forecast(candidate, num_tokens) for candidate in candidates]
+        stay_cost_s, *costs_s = self._costs_s([stay, *forecasts], num_replicas)
+        found = [
+            (cost_s, number) for number, cost_s in enumerate(costs_s) if candidates[number].view in targets
+        ]
+        if not found:
             return None
-        more_s = max(0.0, best.there.work_s - stay.work_s)
-        return best if best.gain_s > self._margin_s(stay.start_s) + more_s else None
+        cost_s, number = min(found)
+        move = Move(one.request_id, source, candidates[number], stay, forecasts[number])
+        margin_s = self._margin_s(stay.start_s)
+        return move if min(move.gain_s, stay_cost_s - cost_s) > margin_s else None
 
     def _margin_s(self, start_s: float) -> float:
         return LEAST_GAIN_S + self.error.share * start_s

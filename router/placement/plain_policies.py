@@ -14,7 +14,7 @@ MOST_OVER_MEAN = 1.25
 class RoundRobinPolicy:
     """Sends requests to one replica after the other."""
 
-    starts_soonest = False
+    costs_s = None
 
     def __init__(self) -> None:
         self._turn = 0
@@ -30,7 +30,7 @@ class RoundRobinPolicy:
 class LeastLoadPolicy:
     """Sends a request where the fewest others are; blind to caches."""
 
-    starts_soonest = False
+    costs_s = None
 
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by running, waiting and booked requests, then by queued tokens."""
@@ -40,7 +40,7 @@ class LeastLoadPolicy:
 class PowerOfTwoPolicy:
     """Draws two replicas and takes the less loaded one (Mitzenmacher 2001)."""
 
-    starts_soonest = False
+    costs_s = None
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
@@ -59,7 +59,7 @@ class LongestMatchPolicy:
     A trap, kept to compare with: where all prompts begin alike, all requests go to one replica.
     """
 
-    starts_soonest = False
+    costs_s = None
 
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by tokens held, then by load."""
@@ -73,7 +73,7 @@ class ConsistentHashPolicy:
     its share of the requests is passed over.
     """
 
-    starts_soonest = False
+    costs_s = None
 
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order by rendezvous hash of ``key``; replicas with too many requests come last, the emptiest first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from router.placement.candidate import KEY_BLOCKS, Candidate, Ranked, rendezvous
+from router.placement.candidate import KEY_BLOCKS, Candidate, Forecast, Ranked, rendezvous
 from router.placement.plain_policies import (
     ConsistentHashPolicy,
     LeastLoadPolicy,
@@ -35,12 +35,20 @@ __all__ = [
 ]
 
 
+Costs = Callable[[Sequence[Forecast], int], list[float]]
+"""Seconds that each of some places costs all requests together, of so many replicas."""
+
+
 class Policy(Protocol):
     """Orders candidates for one request, best first. Changes nothing of the candidates."""
 
-    starts_soonest: bool
-    """True if requests go where they are predicted to start soonest, so that one that waits may move
-    (``router.placement.moving``); False: where the policy puts them they stay."""
+    @property
+    def costs_s(self) -> Costs | None:
+        """How it weighs forecasts, so that requests that wait may move (``router.placement.moving``).
+
+        None: where it puts them they stay.
+        """
+        ...
 
     def rank(self, candidates: Sequence[Candidate], num_tokens: int, key: bytes) -> list[Ranked]:
         """Order ``candidates`` for a request of ``num_tokens`` known tokens; the first gets it.

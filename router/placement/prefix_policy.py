@@ -44,8 +44,6 @@ LATE_WEIGHT = 20.0
 class PrefixPolicy:
     """Weighs an early start against what it costs the cache and later requests."""
 
-    starts_soonest = True
-
     def __init__(self) -> None:
         self._traffic = Traffic()
 
@@ -54,7 +52,7 @@ class PrefixPolicy:
         if not candidates:
             return []
         forecasts = [forecast(candidate, num_tokens) for candidate in candidates]
-        costs = self._costs_s(forecasts)
+        costs = self.costs_s(forecasts, len(forecasts))
         cheapest = min(range(len(costs)), key=costs.__getitem__)
         limit = costs[cheapest] + NEARLY_EQUAL * forecasts[cheapest].start_s
         order = sorted(range(len(costs)), key=lambda i: _place(costs[i], limit, key, candidates[i]))
@@ -71,14 +69,14 @@ class PrefixPolicy:
         )
         return ranked
 
-    def _costs_s(self, forecasts: Sequence[Forecast]) -> list[float]:
-        """Cost of each place, given what is predicted there and at the others."""
+    def costs_s(self, forecasts: Sequence[Forecast], num_replicas: int) -> list[float]:
+        """Cost of each place, given what is predicted there and at the others, the least busy of all replicas."""
         traffic = self._traffic
         least, second = nsmallest(2, [*(one.wait_s for one in forecasts), inf])
         evicted, late_s = traffic.hits_per_computed_token, traffic.late_s
         bound, rate = traffic.hit_share, traffic.arrivals_per_s
         bound_harm = bound * rate / (1 - traffic.utilization)
-        free_harm = (1 - bound) * rate * len(forecasts) / 2
+        free_harm = (1 - bound) * rate * num_replicas / 2
         costs = []
         for wait_s, copy_s, work_s in forecasts:
             start_s = wait_s + copy_s + work_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from router.placement.candidate import Candidate
+from router.placement.candidate import Candidate, Forecast
 from router.placement.moving import (
     LONGEST_PERIOD_S,
     MOVES_AT_ONCE,
@@ -70,9 +70,14 @@ class Side:
         target.view.book(move.request_id + "'", TOKENS - target.num_hit_tokens, [])
 
 
+def starts(forecasts: Sequence[Forecast], num_replicas: int) -> list[float]:
+    """A policy that looks at nothing but the request's own start."""
+    return [one.start_s for one in forecasts]
+
+
 def certain() -> Mover:
     """Forecasts have been right so far."""
-    mover = Mover()
+    mover = Mover(starts)
     mover.error.note(1.0, 1.0)
     return mover
 
@@ -100,20 +105,28 @@ def test_nobody_moves_to_a_replica_without_room() -> None:
 
 def test_a_move_must_gain_more_than_forecasts_err_by() -> None:
     busy, idle = view("busy", num_waiting=3), view("idle")
-    wrong = Mover()
+    wrong = Mover(starts)
     wrong.error.note(0.1, 1.0)
 
     assert names(certain().choose(busy, line(3)[1:2], [busy, idle], Side()))
     assert not wrong.choose(busy, line(3)[1:2], [busy, view("idle")], Side())
 
 
-def test_what_is_cached_here_and_not_there_counts_twice() -> None:
-    """Once as the request's own time, once as that of others, who wait for what is computed again."""
+def test_what_a_move_costs_the_others_counts_against_it() -> None:
+    """Though the request would gain by computing again what is cached where it waits."""
+
+    def selfless(forecasts: Sequence[Forecast], num_replicas: int) -> list[float]:
+        assert num_replicas == 2
+        return [one.start_s + one.work_s for one in forecasts]
+
+    mover = Mover(selfless)
+    mover.error.note(1.0, 1.0)
     busy = view("busy", num_waiting=3)
     cached_here = [Queued("r0", 10, 1800, 0, 2)]
 
-    assert not certain().choose(busy, cached_here, [busy, view("idle")], Side())
-    assert certain().choose(busy, cached_here, [busy, view("idle")], Side({"idle": 900}))
+    assert certain().choose(busy, cached_here, [busy, view("idle")], Side())
+    assert not mover.choose(busy, cached_here, [busy, view("idle")], Side())
+    assert mover.choose(busy, cached_here, [busy, view("idle")], Side({"idle": 900}))
 
 
 def test_the_replica_that_starts_it_soonest_is_taken() -> None:
