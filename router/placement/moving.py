@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from math import inf
 from typing import Protocol
 
 from router.placement.candidate import Ahead, Candidate, Forecast, forecast
@@ -114,14 +115,14 @@ class Mover:
 
     def sources(self, views: Sequence[ReplicaView], now_s: float) -> list[tuple[ReplicaView, float]]:
         """Replicas whose queues are worth a look now, and the wait from which on a request may gain."""
-        waiting = [view for view in views if view.num_booked and self._is_due(view, now_s)]
-        if not waiting:
+        waits = [(view, _wait_s(view)) for view in views if view.num_booked and self._is_due(view, now_s)]
+        waits = [(view, wait_s) for view, wait_s in waits if wait_s > self._margin_s(wait_s)]
+        if not waits:
             return []
-        targets = [view for view in views if view.is_open and view.has_room]
+        least_s = _least_wait_s(views)
         found = []
-        for view in waiting:
-            least_s = min((_wait_s(target) for target in targets if target is not view), default=None)
-            if least_s is not None and _wait_s(view) - least_s > self._margin_s(_wait_s(view)):
+        for view, wait_s in waits:
+            if wait_s - least_s > self._margin_s(wait_s):
                 self._note_look(view, now_s)
                 found.append((view, least_s + LEAST_GAIN_S))
         return found
@@ -201,6 +202,17 @@ class Mover:
     def _note_look(self, view: ReplicaView, now_s: float) -> None:
         _, period_s = self._looks.get(view.replica_id, (0.0, PERIOD_S))
         self._looks[view.replica_id] = (now_s + period_s, min(2 * period_s, LONGEST_PERIOD_S))
+
+
+def _least_wait_s(views: Iterable[ReplicaView]) -> float:
+    """Until a new request would have its turn where that is soonest, of all replicas with room; none has: infinite."""
+    least_s = inf
+    for view in views:
+        if view.is_open and view.has_room:
+            least_s = min(least_s, _wait_s(view))
+            if not least_s:
+                break
+    return least_s
 
 
 def _wait_s(view: ReplicaView) -> float:
