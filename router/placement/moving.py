@@ -47,6 +47,8 @@ class ForecastError:
 
     MEMORY = 256
     """Starts over which is averaged; the first ones count by their number."""
+    MOST = 0.75
+    """Where forecasts are worse, as where outputs are far shorter than guessed, they still tell a queue from none."""
 
     def __init__(self) -> None:
         self._error_s = 0.0
@@ -55,8 +57,8 @@ class ForecastError:
 
     @property
     def share(self) -> float:
-        """0 to 1; a quarter before the first start."""
-        return self._error_s / self._start_s if self._start_s else 0.25
+        """0 to ``MOST``; a quarter before the first start."""
+        return min(self._error_s / self._start_s, self.MOST) if self._start_s else 0.25
 
     def note(self, predicted_s: float, actual_s: float) -> None:
         """A request has started after ``actual_s``."""

@@ -226,3 +226,12 @@ def test_the_forecasts_error_is_a_share_in_which_long_waits_count_more() -> None
     for _ in range(2000):
         error.note(1.0, 2.0)
     assert 0.49 < error.share <= 0.5
+
+
+def test_however_wrong_forecasts_are_an_idle_replica_relieves_a_queue() -> None:
+    mover = Mover(starts)
+    for _ in range(100):
+        mover.error.note(1.0, 0.001)
+    busy, idle = view("busy", num_waiting=9), view("idle")
+
+    assert mover.choose(busy, line(9), [busy, idle], Side())
