@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.engine.errors import InvalidRequest
+
 Rounding = Callable[[Tensor], Tensor]
 """What becomes of activations before they are multiplied."""
 
@@ -52,6 +54,12 @@ class InputStatistics:
         self.magnitudes += rows.abs().sum(0)
         self.count += rows.shape[0]
 
+    @property
+    def is_finite(self) -> bool:
+        """False if inputs, or their squares, were beyond float32."""
+        sums = (self.gram, self.held_out, self.drift, self.held_out_drift)
+        return all(bool(torch.isfinite(one).all()) for one in sums)
+
 
 class _Reached(Exception):
     """A module was called; what comes after is not needed."""
@@ -75,6 +83,8 @@ class CalibrationFlow:
         self._full: list[Tensor] = []
         self._arguments: list[dict[str, Any]] = []
         self._rounding = rounding
+        self._num_passed = 0
+        """Layers."""
 
         def catch(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
             self._full.append(args[0].clone())
@@ -94,7 +104,11 @@ class CalibrationFlow:
         self._hidden = list(self._full)
 
     def record(self, layer: nn.Module, full_layer: nn.Module, name: str) -> InputStatistics:
-        """What the projection ``name`` of ``layer``, which comes next, is given, and is given in ``full_layer``."""
+        """What the projection ``name`` of ``layer``, which comes next, is given, and is given in ``full_layer``.
+
+        Raises:
+            InvalidRequest: that, or its squares, are no finite numbers.
+        """
         found: InputStatistics | None = None
         for hidden, full, arguments in zip(self._hidden, self._full, self._arguments, strict=True):
             with self._rounded_inputs(layer):
@@ -103,6 +117,12 @@ class CalibrationFlow:
             found = found or InputStatistics.empty(inputs.shape[-1])
             found.add(inputs if self._rounding is None else self._rounding(inputs), in_full)
         assert found is not None, "a calibration has texts"
+        if not found.is_finite:
+            raise InvalidRequest(
+                f"what model.layers.{self._num_passed}.{name}.weight is multiplied with is beyond float32: weights "
+                "before it are far too large, or damaged",
+                "model",
+            )
         return found
 
     def pass_through(self, layer: nn.Module, full_layer: nn.Module) -> None:
@@ -110,6 +130,7 @@ class CalibrationFlow:
         with self._rounded_inputs(layer):
             self._hidden = self._run(layer, self._hidden)
         self._full = self._run(full_layer, self._full)
+        self._num_passed += 1
 
     @torch.no_grad()
     def _run(self, layer: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:

@@ -76,23 +76,28 @@ def check_model(files: ModelFiles, method: str, group_size: int | None = None) -
     if model.quantization is not None:
         raise InvalidRequest(f"{files.path} is quantized already ({model.quantization.format})", "model")
     if method != "fp8":
-        _check_widths(files, model, group_size or _WIDTH_MULTIPLE)
+        _check_widths(files, model, _WIDTH_MULTIPLE if group_size is None else group_size)
+    elif group_size is not None:
+        raise InvalidRequest(
+            f"--group-size is {group_size}, and --method fp8 has a step for each row: leave it out",
+            "group_size",
+        )
     stored = stored_tensors(files.path)
     check_shapes(model, stored, files.path)
     _check_memory(files, stored)
     return model
 
 
-def check_calibration(method: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Return if ``method`` has the calibration tokens that it needs.
+def check_calibration(method: str, token_ids: Sequence[int] | None, vocab_size: int) -> None:
+    """Return if ``method`` has the calibration tokens that it needs; None: there is no text.
 
     Raises:
         InvalidRequest: they are too few, or of another model.
     """
-    if method == "fp8" and not token_ids:
+    if method == "fp8" and token_ids is None:
         return
-    if len(token_ids) < CHUNK_TOKENS:
-        has = f", this one has {len(token_ids)}" if token_ids else "; --method fp8 needs none"
+    if token_ids is None or len(token_ids) < CHUNK_TOKENS:
+        has = "; --method fp8 needs none" if token_ids is None else f", this one has {len(token_ids)}"
         raise InvalidRequest(
             f"--method {method} needs --calibration FILE, a text of {CHUNK_TOKENS} tokens or more like those that will "
             f"be served{has}",

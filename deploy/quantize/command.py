@@ -40,7 +40,7 @@ def quantize(
     check_method(method)
     check_output(output)
     files = resolve_model(model, make_settings(model=model).source)
-    token_ids = [] if calibration is None else _token_ids(files, calibration)[:max_tokens]
+    token_ids = None if calibration is None else _token_ids(files, calibration)[:max_tokens]
     bar = Progress(console=console)
     task = bar.add_task(f"{files.name} to {method}", total=1.0)
     with ExitStack() as shown:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +49,8 @@ class Job:
     """A Hugging Face folder."""
     target: Path
     method: str
-    token_ids: list[int]
-    """Of the calibration text; may be empty for "fp8", which then rounds to nearest."""
+    token_ids: list[int] | None
+    """Of the calibration text; None for "fp8" alone, which then rounds to nearest."""
     group_size: int | None = None
     """Columns that share a step of 4 bits; None: ``default_group``."""
 
@@ -58,27 +59,49 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
     """Write ``job.target``; ``progress`` gets 0 once all is checked, then shares up to 1.
 
     Raises:
-        UserError: a model, method, text or folder that this cannot do; nothing was written.
+        UserError: a model, method, text or folder that this cannot do; nothing was written, or what was is gone.
     """
-    from transformers import AutoModelForCausalLM
-
     check_method(job.method)
     check_output(job.target)
     shape = check_model(job.source, job.method, job.group_size)
     check_calibration(job.method, job.token_ids, shape.vocab_size)
-    config = json.loads((job.source.path / "config.json").read_text(encoding="utf-8"))
+    with _made(job.target):
+        progress(0.0)
+        _quantize(job, job.group_size or default_group(shape), progress)
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make ``folder``, or find it empty; leave it as it was if what follows fails."""
+    was_there = folder.exists()
     try:
-        job.target.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"--output {job.target} cannot be made: {error.strerror}", "output") from error
-    progress(0.0)
+        raise InvalidRequest(f"--output {folder} cannot be made: {error.strerror}", "output") from error
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            path.unlink()
+        if not was_there:
+            folder.rmdir()
+        raise
+
+
+def _quantize(job: Job, group: int, progress: Callable[[float], None]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = json.loads((job.source.path / "config.json").read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained(job.source.path, dtype=torch.float32).eval()
+    _check_finite(
+        model.named_parameters(), f"of {job.source.path} holds NaN or infinity: its weights are damaged"
+    )
+    token_ids = job.token_ids or []
     chunks = [
-        torch.tensor([job.token_ids[start : start + CHUNK_TOKENS]])
-        for start in range(0, len(job.token_ids), CHUNK_TOKENS)
+        torch.tensor([token_ids[start : start + CHUNK_TOKENS]])
+        for start in range(0, len(token_ids), CHUNK_TOKENS)
     ]
     layers = list(model.model.layers)
-    group = job.group_size or default_group(shape)
     flow = CalibrationFlow(model, layers[0], chunks, _input_rounding(job.method)) if chunks else None
     tensors: dict[str, Tensor] = {}
     for index, layer in enumerate(layers):
@@ -86,6 +109,13 @@ def quantize_folder(job: Job, progress: Callable[[float], None] = lambda share: 
         tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in encoded.items()}
         progress((index + 1) / len(layers))
     _write(job, config, model, tensors, group)
+
+
+def _check_finite(tensors: Iterable[tuple[str, Tensor]], otherwise: str) -> None:
+    for name, tensor in tensors:
+        # Codes are integers, and what is cut off to 8 bits is finite.
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+            raise InvalidRequest(f"tensor {name} {otherwise}", "model")
 
 
 def _input_rounding(method: str) -> Rounding | None:
@@ -190,6 +220,10 @@ def _write(
         if name.rpartition(".")[0] in stems or (is_tied and name == "lm_head.weight"):
             continue
         tensors[name] = value.to(torch.bfloat16)
+    _check_finite(
+        tensors.items(),
+        f"goes beyond the numbers in which --method {job.method} stores it: the weights are far too large",
+    )
     save_file({name: value.contiguous() for name, value in tensors.items()}, job.target / "model.safetensors")
     quantized = config | {"quantization_config": quantization_config(job.method, group)}
     if "dtype" not in quantized:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from deploy.commands import app
@@ -129,6 +130,15 @@ def test_a_model_that_cannot_be_quantized_is_said(source: Path, tmp_path: Path, 
         (["--method", "gptq", "--calibration", "short.txt"], "512 tokens or more.*this one has 5"),
         (["--method", "gptq", "--calibration", "missing.txt"], "missing.txt cannot be read"),
         (["--method", "gptq", "--calibration", "."], "cannot be read"),
+        (["--method", "fp8", "--calibration", "empty.txt"], "512 tokens or more.*this one has 0"),
+        (
+            ["--method", "fp8", "--group-size", "32"],
+            "--group-size is 32, and --method fp8 has a step for each row",
+        ),
+        (
+            ["--method", "awq", "--calibration", "long.txt", "--group-size", "0"],
+            "--group-size is 0, .* 32, 64, 128",
+        ),
         (["--method", "fp8", "--output", "short.txt"], "short.txt is a file: name a folder"),
         (["--method", "fp8", "--output", "source"], "source exists and is not empty"),
         (["--method", "fp8", "--output", "short.txt/out"], "cannot be made: Not a directory"),
@@ -140,6 +150,8 @@ def test_an_option_that_cannot_be_followed_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("ababa")
+    (tmp_path / "long.txt").write_text("ab" * 600)
+    (tmp_path / "empty.txt").touch()
     if "--output" not in options:
         options = [*options, "--output", "out"]
 
@@ -148,6 +160,39 @@ def test_an_option_that_cannot_be_followed_is_said(
     with pytest.raises(UserError, match=says):
         raise error
     assert not (tmp_path / "out").exists()
+
+
+DAMAGED = {
+    "not a number": (lambda weight: weight.view(-1)[7:8].fill_(torch.nan), "holds NaN or infinity"),
+    "far too large": (lambda weight: weight.mul_(1e30), "beyond"),
+}
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_weights_that_are_no_numbers_are_named_and_nothing_is_left(
+    source: Path, tmp_path: Path, kind: str, method: str, was_there: bool
+) -> None:
+    spoil, says = DAMAGED[kind]
+    tensors = load_file(source / "model.safetensors")
+    spoil(tensors["model.layers.0.mlp.up_proj.weight"])
+    (source / "model.safetensors").unlink()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    (tmp_path / "text.txt").write_text("ab" * 600)
+    target = tmp_path / "out"
+    if was_there:
+        target.mkdir()
+    options = ["--method", method, "--calibration", str(tmp_path / "text.txt"), "--output", str(target)]
+
+    result = CliRunner().invoke(app, ["quantize", str(source), *options])
+
+    assert isinstance(result.exception, UserError), repr(result.exception)
+    assert "\n" not in result.exception.message
+    with pytest.raises(UserError, match=rf"model\.layers\.0\.mlp\.(up|down)_proj.*{says}"):
+        raise result.exception
+    assert target.exists() == was_there
+    assert not was_there or not list(target.iterdir())
 
 
 def test_files_of_other_kinds_are_said(tmp_path: Path) -> None:
