@@ -30,6 +30,7 @@ def check_model(settings: ServeSettings, files: ModelFiles, model: ModelConfig) 
             "--preemption-mode is swap and there is no memory to swap to: give --swap-space (GiB)",
             "preemption_mode",
         )
+    _check_devices(settings)
     check_length(settings, files, model)
     check_ranks(files, model, settings.tensor_parallel_size)
     how = choose_quantization(model.quantization, settings.quantization)
@@ -43,6 +44,31 @@ def check_model(settings: ServeSettings, files: ModelFiles, model: ModelConfig) 
         from workers.model.host_memory import check_host_memory
 
         check_host_memory(0, settings.swap_space_bytes, settings.num_ranks)
+
+
+def _check_devices(settings: ServeSettings) -> None:
+    if settings.device_name != "cuda":
+        return
+    import torch
+
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = settings.num_ranks
+    if num_devices == 0:
+        raise InvalidRequest(
+            "--device is cuda, this machine shows no CUDA device: use --device cpu", "device"
+        )
+    if num_devices >= wanted:
+        return
+    if settings.replicas == 1:
+        raise InvalidRequest(
+            f"--tensor-parallel-size {wanted} needs {wanted} GPUs, this machine has {num_devices}: lower it",
+            "tensor_parallel_size",
+        )
+    raise InvalidRequest(
+        f"{settings.replicas} replicas of {settings.tensor_parallel_size} ranks need {wanted} GPUs, this "
+        f"machine has {num_devices}: lower --replicas or --tensor-parallel-size",
+        "replicas",
+    )
 
 
 def check_length(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:

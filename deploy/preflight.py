@@ -7,7 +7,6 @@ from deploy.settings import ServeSettings
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import DEMO_MODEL, ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
-from workers.engine.errors import InvalidRequest
 
 
 def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:
@@ -19,7 +18,6 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
     if settings.scripted:
         check_length(settings, files, model)
         return
-    _check_devices(settings)
     check_model(settings, files, model)
     if files.name != DEMO_MODEL or settings.tokenizer is not None:  # the demo's is known, and takes seconds
         load_vocabulary(text_files(settings, files))
@@ -28,22 +26,3 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
 def text_files(settings: ServeSettings, files: ModelFiles) -> ModelFiles:
     """Where tokenizer and chat template are read from."""
     return files if settings.tokenizer is None else ModelFiles(settings.tokenizer.absolute(), files.name)
-
-
-def _check_devices(settings: ServeSettings) -> None:
-    if settings.device_name != "cuda":
-        return
-    import torch
-
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = settings.num_ranks
-    if num_devices == 0:
-        raise InvalidRequest(
-            "--device is cuda, this machine shows no CUDA device: use --device cpu", "device"
-        )
-    if num_devices < wanted:
-        raise InvalidRequest(
-            f"{settings.replicas} replicas of {settings.tensor_parallel_size} ranks need {wanted} GPUs, this "
-            f"machine has {num_devices}: lower --replicas or --tensor-parallel-size",
-            "replicas",
-        )

@@ -15,7 +15,7 @@ from deploy.settings import ServeSettings
 from workers.channel.link import new_endpoint
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
-from workers.engine.errors import InvalidRequest, ShoalError
+from workers.engine.errors import ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
@@ -70,7 +70,6 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
 
 def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, BlockCounts]:
     """Start the ranks, agree on the number of blocks, connect the step channel."""
-    _check_devices(config.device, num_ranks)
     context = multiprocessing.get_context("spawn")
     # Only where there are no abstract sockets does the endpoint need a folder.
     folder = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="shoal-")
@@ -98,19 +97,6 @@ def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, Bloc
         executor.kill()
         raise
     return executor, counts
-
-
-def _check_devices(device: str, num_ranks: int) -> None:
-    if device != "cuda":
-        return
-    import torch
-
-    num_devices = torch.cuda.device_count()
-    if num_devices < num_ranks:
-        raise InvalidRequest(
-            f"--tensor-parallel-size {num_ranks} needs {num_ranks} GPUs, this machine has {num_devices}: lower it",
-            "tensor_parallel_size",
-        )
 
 
 def _receive(pipe: Connection) -> BlockCounts:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from deploy.preflight import check_cluster
 from deploy.settings import make_settings
+from shoal import LLM
 from workers.checkpoint.model_config import read_model_config
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UserError
@@ -121,10 +122,14 @@ def test_a_gpu_that_is_not_there_is_told(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     files = ModelFiles(folder, "tiny")
 
-    with pytest.raises(UserError, match="no CUDA device") as caught:
-        check_cluster(make_settings(device="cuda"), files, read_model_config(files))
+    for start in (
+        lambda: check_cluster(make_settings(device="cuda"), files, read_model_config(files)),
+        lambda: LLM(str(folder), device="cuda"),
+    ):
+        with pytest.raises(UserError, match=r"no CUDA device.*--device cpu") as caught:
+            start()
 
-    assert caught.value.param == "device"
+        assert caught.value.param == "device"
 
 
 def test_too_few_gpus_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +140,8 @@ def test_too_few_gpus_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(UserError, match="need 4 GPUs, this machine has 3"):
         check_cluster(settings, files, read_model_config(files))
+    with pytest.raises(UserError, match="--tensor-parallel-size 4 needs 4 GPUs, this machine has 3"):
+        LLM(str(folder), device="cuda", tensor_parallel_size=4)
 
 
 def test_a_folder_without_weights_is_told(folder: Path) -> None:
