@@ -24,6 +24,7 @@ from router.openai.schema import ChatBody
 from router.openai.structured import wanted_grammar
 from router.openai.tools import ToolUse, tool_use
 from router.served_model import ServedModel
+from router.text.grammars import WantedGrammar, json_schema_grammar
 from router.text.message import MessageParser
 from router.text.reasoning import ReasoningParser, ReasoningSyntax
 from router.text.tools.call_parser import CallParser
@@ -59,7 +60,11 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
         body, model.tool_format, model.tokenizer, answer, allows_auto=model.config.enable_auto_tool_choice
     )
     grammar = answer if use is None or use.grammar is None else use.grammar
-    await model.check_grammar(grammar)
+    try:
+        await model.check_grammar(grammar)
+    except InvalidRequest:
+        await _check_each_tool(model, grammar, use)
+        raise
     asked, param = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         asked, param = body.max_completion_tokens, "max_completion_tokens"
@@ -80,6 +85,13 @@ async def prepare_chat(ingress: Ingress, body: ChatBody, completion_id: str, req
         generation.grammar_param = grammar.param
     messages = _messages(request_id, len(params), use, thinking)
     return PreparedChat(model, generation, num_logprobs, messages, use is not None and use.is_named)
+
+
+async def _check_each_tool(model: ServedModel, grammar: WantedGrammar | None, use: ToolUse | None) -> None:
+    """Name the function whose parameters cannot be enforced, if a grammar of several cannot for one of them."""
+    if use is not None and grammar is not None and grammar is use.grammar:
+        for tool in use.tools:
+            await model.check_grammar(WantedGrammar(json_schema_grammar(tool.schema), tool.param))
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

@@ -88,9 +88,17 @@ def _message(message: ChatMessage, place: str, template: ChatTemplate | None) ->
         if message.tool_call_id is None:
             raise InvalidRequest(f"{place}.tool_call_id: is missing", f"{place}.tool_call_id")
         found["tool_call_id"] = message.tool_call_id
+    elif message.tool_call_id:
+        raise InvalidRequest(
+            f'{place}.tool_call_id: only a message of role "tool" answers a call', f"{place}.tool_call_id"
+        )
     if message.name is not None:
         found["name"] = message.name
     if message.reasoning_content:
+        if message.role != "assistant":
+            raise InvalidRequest(
+                f"{place}.reasoning_content: only an assistant thinks", f"{place}.reasoning_content"
+            )
         found["reasoning_content"] = message.reasoning_content
     return found
 

@@ -6,6 +6,7 @@ and has no ``[DONE]``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +21,15 @@ from router.openai.errors import invalid_body
 from router.openai.logprobs import chat_logprobs
 from router.openai.metrics import Metrics
 from router.openai.response_items import Event, ResponseItems
-from router.openai.responses_request import chat_body, responses_message, responses_param
+from router.openai.responses_request import FieldNames, chat_fields
 from router.openai.responses_schema import ResponsesBody
 from router.openai.sampling import check_num_logprobs
 from router.openai.schema import ChatBody
 from router.tenancy.keys import Tenant
 from workers.engine.errors import PromptTooLong, UserError
 from workers.engine.request import FinishReason
+
+_MESSAGE = re.compile(r"^messages\[(\d+)\]")
 
 
 async def answer_response(
@@ -38,7 +41,7 @@ async def answer_response(
         UserError: the body asks for what this model cannot give.
     """
     chat = await _prepare(ingress, body, request_id)
-    chat.generation.grammar_param = responses_param(chat.generation.grammar_param)
+    chat.generation.grammar_param = FieldNames({}).param(chat.generation.grammar_param)
     encoder = ResponsesEncoder(request_id, created, body, chat)
     return GenerationResponse(
         chat.generation,
@@ -192,17 +195,24 @@ def _settings(body: ResponsesBody, chat: PreparedChat) -> dict[str, Any]:
 async def _prepare(ingress: Ingress, body: ResponsesBody, request_id: str) -> PreparedChat:
     """The chat that says the same; what is wrong with it is told in this API's words."""
     check_num_logprobs(body.top_logprobs or 0, "top_logprobs", ingress.limits)
+    fields, names = chat_fields(body)
     try:
-        return await _prepare_shortened(ingress, chat_body(body), body.truncation == "auto", request_id)
+        chat = ChatBody.model_validate(fields)
+        return await _prepare_shortened(ingress, chat, body.truncation == "auto", request_id)
     except ValidationError as error:
-        wrong = invalid_body(error)
-        raise type(wrong)(
-            responses_message(wrong.message, wrong.param), responses_param(wrong.param)
-        ) from None
+        raise names.ours(invalid_body(error)) from None
     except UserError as error:
-        raise type(error)(
-            responses_message(error.message, error.param), responses_param(error.param)
-        ) from None
+        raise names.ours(error) from None
+
+
+def _at_its_place(error: UserError, kept: Sequence[int]) -> UserError:
+    """An error of the messages ``kept``, with the place that its message had among all."""
+
+    def place(found: re.Match[str]) -> str:
+        return f"messages[{kept[int(found[1])]}]"
+
+    message, param = (_MESSAGE.sub(place, text, count=1) for text in (error.message, error.param or ""))
+    return type(error)(message, param or None)
 
 
 async def _prepare_shortened(
@@ -216,9 +226,12 @@ async def _prepare_shortened(
 
     async def without(num_dropped: int) -> PreparedChat:
         dropped = set(droppable[:num_dropped])
-        kept = [one for i, one in enumerate(body.messages) if i not in dropped]
-        shortened = body.model_copy(update={"messages": kept})
-        return await prepare_chat(ingress, shortened, f"resp_{request_id}", request_id)
+        kept = [i for i in range(len(body.messages)) if i not in dropped]
+        shortened = body.model_copy(update={"messages": [body.messages[i] for i in kept]})
+        try:
+            return await prepare_chat(ingress, shortened, f"resp_{request_id}", request_id)
+        except UserError as error:
+            raise _at_its_place(error, kept) from None
 
     try:
         return await without(0)

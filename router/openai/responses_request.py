@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from router.openai.responses_schema import (
+    LOGPROBS,
     AllowedChoice,
     FunctionCallItem,
     FunctionChoice,
     FunctionOutputItem,
     InputMessage,
+    PlainFormat,
     ResponsesBody,
 )
-from router.openai.schema import ChatBody
-
-LOGPROBS = "message.output_text.logprobs"
-"""The word of ``include`` that asks for log-probabilities."""
+from workers.engine.errors import InvalidRequest, UserError
 
 _PARAMS = {
     "messages": "input",
@@ -24,16 +25,47 @@ _PARAMS = {
 }
 
 
-def chat_body(body: ResponsesBody) -> ChatBody:
-    """The same wish in the other API's words.
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What the fields of a chat are called in the responses API that it says the same as."""
+
+    places: Mapping[str, str]
+    """Of messages and calls, each an item of the input."""
+
+    def ours(self, error: UserError) -> UserError:
+        """An error of the chat in this API's words."""
+        param = self.param(error.param)
+        message = error.message
+        if error.param and param and message.startswith(f"{error.param}:"):
+            message = param + message[len(error.param) :]
+        return type(error)(message, param)
+
+    def param(self, param: str | None) -> str | None:
+        """The field of this API for one of the chat's."""
+        if param is None:
+            return None
+        around = [
+            place for place in self.places if param.startswith(place) and param[len(place) :][:1] in ("", ".")
+        ]
+        if around:
+            place = max(around, key=len)
+            return self.places[place] + param[len(place) :]
+        if param.startswith("tools["):
+            return param.replace("].function", "]", 1)
+        return next((ours for theirs, ours in _PARAMS.items() if param.startswith(theirs)), param)
+
+
+def chat_fields(body: ResponsesBody) -> tuple[dict[str, Any], FieldNames]:
+    """The fields of a chat's body that say the same, and the names that they have here.
 
     Raises:
-        ValidationError: what is no valid wish there; ``responses_param`` says which field here.
+        InvalidRequest: a message refuses that is no assistant's.
     """
+    messages, places = _messages(body)
     wants_logprobs = LOGPROBS in (body.include or ())
     fields: dict[str, Any] = {
         "model": body.model,
-        "messages": _messages(body),
+        "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -50,51 +82,50 @@ def chat_body(body: ResponsesBody) -> ChatBody:
             for tool in body.tools
         ]
     fields["tool_choice"] = _tool_choice(body)
-    return ChatBody.model_validate(fields)
+    return fields, FieldNames(places)
 
 
-def responses_message(message: str, param: str | None) -> str:
-    """An error of the chat's field ``param`` in this API's words."""
-    ours = responses_param(param)
-    return f"{ours}{message[len(param) :]}" if param and ours and message.startswith(f"{param}:") else message
-
-
-def responses_param(param: str | None) -> str | None:
-    """The field of the responses API for one of the chat's."""
-    if param is not None and param.startswith("tools["):
-        return param.replace("].function", "]", 1)
-    for theirs, ours in _PARAMS.items():
-        if param is not None and param.startswith(theirs):
-            return ours
-    return param
-
-
-def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+def _messages(body: ResponsesBody) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The conversation, and which item each message and call of it was."""
     found: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
+
+    def say(place: str, **message: Any) -> str:
+        found.append(message)
+        named = f"messages[{len(found) - 1}]"
+        places[named] = place
+        return named
+
     if body.instructions:
-        found.append({"role": "system", "content": body.instructions})
+        say("instructions", role="system", content=body.instructions)
     if isinstance(body.input, str):
-        return [*found, {"role": "user", "content": body.input}]
-    for item in body.input:
+        say("input", role="user", content=body.input)
+        return found, places
+    for index, item in enumerate(body.input):
+        place = f"input[{index}]"
         if isinstance(item, InputMessage):
-            found.append({"role": item.role, "content": item.text})
+            if item.refuses and item.role != "assistant":
+                raise InvalidRequest(f"{place}.content: only an assistant refuses", f"{place}.content")
+            say(place, role=item.role, content=item.text)
         elif isinstance(item, FunctionCallItem):
-            call = {"id": item.call_id, "type": "function"}
-            function = {"name": item.name, "arguments": item.arguments}
             # Calls of one answer are one message, its words included.
             if not (found and found[-1]["role"] == "assistant"):
-                found.append({"role": "assistant", "content": None})
-            found[-1].setdefault("tool_calls", []).append({**call, "function": function})
+                say(place, role="assistant", content=None)
+            calls = found[-1].setdefault("tool_calls", [])
+            function = {"name": item.name, "arguments": item.arguments}
+            calls.append({"id": item.call_id, "type": "function", "function": function})
+            places[f"messages[{len(found) - 1}].tool_calls[{len(calls) - 1}].function"] = place
         elif isinstance(item, FunctionOutputItem):
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
-    return found
+            named = say(place, role="tool", tool_call_id=item.call_id, content=item.text)
+            places |= {f"{named}.tool_call_id": f"{place}.call_id", f"{named}.content": f"{place}.output"}
+    return found, places
 
 
 def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
     form = body.text.format if body.text is not None else None
     if form is None:
         return None
-    if form.type != "json_schema":
+    if isinstance(form, PlainFormat):
         return {"type": form.type}
     wish = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
     return {

@@ -5,12 +5,13 @@ Nothing is stored between requests: the client sends all items each time.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from router.openai.schema import Body, ReasoningEffort, RefusalPart, part_kind
 from router.openai.tools_schema import choice_kind
+from workers.engine.errors import InvalidRequest
 
 _STORED = "nothing is stored between requests: send all earlier items in input instead"
 
@@ -48,8 +49,13 @@ class InputMessage(Body):
     phase: str | None = None
 
     @property
+    def refuses(self) -> bool:
+        """True if some of its text is a refusal."""
+        return not isinstance(self.content, str) and any(isinstance(one, RefusalPart) for one in self.content)
+
+    @property
     def text(self) -> str:
-        """Content as one string."""
+        """Content as one string; what kind of text a part says it is decides nothing."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -143,14 +149,32 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(Body):
-    """The form of the answer."""
+class PlainFormat(Body):
+    """Text, or any JSON object."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Body):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
+    """Accepted without effect: schemas are enforced always."""
+
+
+def _format_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<schema>" if kind == "json_schema" else "<plain>"
+
+
+TextFormat = Annotated[
+    Annotated[PlainFormat, Tag("<plain>")] | Annotated[SchemaFormat, Tag("<schema>")],
+    Discriminator(_format_kind),
+]
 
 
 class ReasoningOptions(Body):
@@ -178,6 +202,22 @@ class ResponsesStreamOptions(Body):
     """Accepted without effect."""
 
 
+LOGPROBS = "message.output_text.logprobs"
+"""The word of ``include`` that asks for log-probabilities."""
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""OpenAI's words."""
+
+
 class ResponsesBody(Body):
     """Body of ``POST /v1/responses``; the fields after ``user`` change nothing here, or are refused."""
 
@@ -192,8 +232,8 @@ class ResponsesBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = Field(None, ge=0)
-    include: list[str] | None = Field(None, fail_fast=True)
-    """ ``message.output_text.logprobs`` asks for log-probabilities; all else is without effect."""
+    include: list[Included] | None = Field(None, fail_fast=True)
+    """ ``LOGPROBS`` asks for log-probabilities; of the others there is nothing that could be included."""
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
@@ -226,6 +266,13 @@ class ResponsesBody(Body):
         if value is not None:
             raise ValueError(_STORED)
         return None
+
+    @model_validator(mode="after")
+    def includes_what_it_counts(self) -> Self:
+        """So many likeliest tokens are shown where log-probabilities are."""
+        if self.top_logprobs and LOGPROBS not in (self.include or ()):
+            raise InvalidRequest(f'top_logprobs: only shown with include: ["{LOGPROBS}"]', "top_logprobs")
+        return self
 
     @field_validator("background")
     @classmethod

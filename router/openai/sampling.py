@@ -203,9 +203,11 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 def _logit_bias(body: SamplingBody, vocab_size: int) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (body.logit_bias or {}).items():
-        if not (len(key) < 10 and key.isascii() and key.isdigit() and int(key) < vocab_size):
+        is_number = len(key) < 10 and key.isascii() and key.isdigit()
+        if not (is_number and key == str(int(key)) and int(key) < vocab_size):  # "05" may stand beside "5"
             raise InvalidRequest(
-                f"logit_bias: {key[:20]!r} is not a token id (0 to {vocab_size - 1})", "logit_bias"
+                f"logit_bias: {key[:20]!r} is not a token id (0 to {vocab_size - 1}, in plain digits)",
+                "logit_bias",
             )
         bias[int(key)] = value
     return bias

@@ -6,12 +6,13 @@ not written here, and what ``must_be_unset`` names.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from router.openai.structured import StructuredFields, said_as
 from router.openai.tools_schema import ChatTool, ToolCall, ToolChoice
+from workers.engine.errors import InvalidRequest
 from workers.engine.request import MAX_LENGTH_PENALTY
 
 _MAX_SEED = 2**64 - 1
@@ -234,12 +235,23 @@ class TemplateFields(_Strict):
     @classmethod
     def names_no_field(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         """What a field of the body says cannot be said otherwise."""
-        twice = next(
-            (name for name in ("messages", "tools", "add_generation_prompt") if name in (value or ())), None
-        )
+        fields = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+        twice = next((name for name in fields if name in (value or ())), None)
         if twice is not None:
             raise ValueError(f"{twice!r} is a field of the body: give it there")
         return value
+
+    @model_validator(mode="after")
+    def says_its_effort_once(self) -> Self:
+        """``reasoning_effort`` may stand in the template's own variables, where it may be any word."""
+        told = (self.chat_template_kwargs or {}).get("reasoning_effort", self.reasoning_effort)
+        if self.reasoning_effort is not None and told != self.reasoning_effort:
+            raise InvalidRequest(
+                f"reasoning_effort: is {self.reasoning_effort!r}, in chat_template_kwargs {str(told)[:20]!r}: "
+                "give one of the two",
+                "reasoning_effort",
+            )
+        return self
 
 
 class ChatBody(SamplingBody, TemplateFields):

@@ -200,6 +200,8 @@ def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
             asked.grammar,
             asked.whitespace_pattern,
         )
+        if asked.whitespace_pattern is not None and asked.json_ is None and not asked.json_object:
+            raise _not_of_json("structured_outputs.whitespace_pattern", "json or json_object")
         if asked.json_object:
             space = asked.whitespace_pattern or WHITESPACE
             found.append(("structured_outputs.json_object", lambda: json_object_grammar(space)))
@@ -213,6 +215,8 @@ def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
                 "structured_outputs",
             )
         wishes += found
+    if body.guided_whitespace_pattern is not None and body.guided_json is None:
+        raise _not_of_json("guided_whitespace_pattern", "guided_json")
     wishes += _vllm_wishes(
         "guided_",
         body.guided_json,
@@ -222,6 +226,12 @@ def _wishes(body: StructuredFields) -> list[tuple[str, Callable[[], str]]]:
         body.guided_whitespace_pattern,
     )
     return wishes
+
+
+def _not_of_json(param: str, fields: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param}: says what stands between the tokens of JSON: give it with {fields}, or leave it out", param
+    )
 
 
 def _schema_of(body: StructuredFields) -> Schema | None:

@@ -14,6 +14,7 @@ from router.openai.schema import Body, ChatMessage, TemplateFields
 from router.openai.tools import listed_tools
 from router.served_model import ServedModel
 from router.tenancy.keys import Tenant
+from workers.engine.errors import InvalidRequest
 
 
 class TokenizeBody(TemplateFields):
@@ -28,9 +29,20 @@ class TokenizeBody(TemplateFields):
 
     @model_validator(mode="after")
     def exactly_one(self) -> Self:
-        """One of the two must be there."""
+        """One of the two must be there, and nothing that is the other's; a field that is off asks for nothing."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.prompt is not None:
+            told = next((name for name in TemplateFields.model_fields if getattr(self, name)), None)
+            if told is not None:
+                raise InvalidRequest(
+                    f"{told}: is told to a chat template: give messages instead of prompt", told
+                )
+        elif self.add_special_tokens:
+            raise InvalidRequest(
+                "add_special_tokens: a chat template writes its own: leave it out, or give a prompt",
+                "add_special_tokens",
+            )
         return self
 
 

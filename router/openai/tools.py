@@ -118,16 +118,16 @@ def listed_tools(chat_tools: Sequence[ChatTool] | None) -> list[Tool]:
             tool.function.description or "",
             tool.function.parameters,
             bool(tool.function.strict),
+            f"tools[{index}].function.parameters",
         )
-        for tool in given
+        for index, tool in enumerate(given)
     ]
-    for index, tool in enumerate(tools):
+    for tool in tools:
         if tool.parameters is not None and not allows_objects(tool.parameters):
-            param = f"tools[{index}].function.parameters"
             raise InvalidRequest(
-                f"{param}: allows no object, which arguments always are: "
+                f"{tool.param}: allows no object, which arguments always are: "
                 'give {"type": "object", "properties": ...}',
-                param,
+                tool.param,
             )
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -100,8 +100,8 @@ class ChatTemplate:
             given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{mark}"}
         variables = {
             "documents": None,
-            **options.kwargs,
             **self._special_tokens,
+            **options.kwargs,  # win, as with transformers
             "messages": given,
             "tools": list(options.tools) or None,
             "add_generation_prompt": options.add_generation_prompt,

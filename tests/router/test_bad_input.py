@@ -95,6 +95,20 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": "{"}, "guided_json"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"reasoning_effort": "much"}, "reasoning_effort": "low"}, "reasoning_effort"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    (
+        {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " "},
+        "guided_whitespace_pattern",
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+    ),
+    ({"messages": [{**USER[0], "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{**USER[0], "reasoning_content": "a"}]}, "messages[0].reasoning_content"),
+    ({"logit_bias": {"05": 1, "5": 2}}, "logit_bias"),
     ({"bad_words": [""]}, "bad_words[0]"),
     ({"bad_words": ["a" * 2000]}, "bad_words[0]"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -116,6 +130,24 @@ async def test_a_wrong_field_is_named(make_edge, fields: dict[str, Any], param: 
 
     error = error_of(response)
     assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [*USER, {"role": "tool", "content": "a", "tool_call_id": "of a call that was cut off"}]},
+        {"messages": [{**USER[0], "tool_call_id": None, "reasoning_content": ""}]},
+        {"chat_template_kwargs": {"reasoning_effort": "much"}},
+        {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "low"},
+        {"guided_json": {"type": "integer"}, "guided_whitespace_pattern": " "},
+        {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_what_clients_send_without_harm_is_taken(make_edge, fields: dict[str, Any]) -> None:
+    edge = await make_edge(ScriptedReplica())
+
+    assert (await edge.chat(**fields, max_tokens=1)).status_code == 200
 
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [

@@ -367,6 +367,10 @@ async def test_a_conversation_is_tokenized_as_chat_does(make_edge, fields: dict[
     [
         ("/tokenize", {}, 400),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400),
+        ("/tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {"a": 1}}, 400),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, 400),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, 400),
         ("/tokenize", {"prompt": "a", "model": "nobody"}, 404),
         ("/detokenize", {"tokens": [999]}, 400),
         ("/detokenize", {"tokens": [-1]}, 400),
@@ -379,6 +383,19 @@ async def test_a_wrong_question_about_tokens_is_refused(make_edge, path: str, bo
 
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": False},
+        {"prompt": "a", "add_generation_prompt": False, "tools": []},
+    ],
+)
+async def test_what_a_question_about_tokens_does_not_ask_for_may_be_said(make_edge, body: Any) -> None:
+    edge = await make_edge()
+
+    assert (await edge.client.post("/tokenize", json=body)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,12 @@ def says(text: str):
     return lambda submit: list(text.encode())
 
 
+ASKED = {"role": "user", "content": "a"}
+REFUSAL = {"type": "refusal", "refusal": "I cannot."}
+EARLIER = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "b"}
+
+
 async def respond(edge: Any, **fields: Any):
     return await edge.client.post("/v1/responses", json={"model": "tiny", "input": "hi", **fields})
 
@@ -189,6 +195,18 @@ async def test_an_error_after_the_stream_began_is_an_error_event(make_edge) -> N
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"text": {"format": {"type": "text", "schema": {"type": "integer"}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "name": "a"}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"input": [ASKED, {**ASKED, "content": [REFUSAL]}]}, "input[1].content"),
+        (
+            {"input": [ASKED, EARLIER, {**EARLIER, "arguments": "[1]"}], "instructions": "a"},
+            "input[2].arguments",
+        ),
         ({"magic": 1}, "magic"),
     ],
     ids=lambda value: str(value)[:50],
@@ -198,7 +216,36 @@ async def test_a_wrong_field_is_named(make_edge, fields: dict[str, Any], param: 
 
     response = await respond(edge, **fields)
 
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert "messages" not in error["message"]
+
+
+async def test_a_wrong_item_is_named_by_its_place_though_others_were_dropped(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), max_model_len=120)
+    long = {"role": "user", "content": "a" * 60}
+    items = [long, long, long, EARLIER, {**EARLIER, "arguments": "[1]"}, OUTPUT, ASKED]
+
+    error = (await respond(edge, input=items, truncation="auto")).json()["error"]
+
+    assert error["param"] == "input[4].arguments"
+    assert error["message"].startswith("input[4].arguments: must be a JSON object")
+
+
+async def test_parts_of_text_are_read_whatever_kind_of_text_they_are(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica())
+    items = [
+        {"role": "user", "content": [{"type": "output_text", "text": "asked"}]},
+        {"role": "assistant", "content": [{"type": "input_text", "text": "said"}]},
+        ASKED,
+    ]
+
+    answer = await respond(edge, input=items, include=["reasoning.encrypted_content"], max_output_tokens=1)
+
+    assert answer.status_code == 200, answer.text
+    prompt = bytes(i % 256 for i in edge.replica.submits[0].prompt_token_ids)
+    assert b"user\nasked" in prompt
+    assert b"assistant\nsaid" in prompt
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

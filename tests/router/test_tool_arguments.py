@@ -92,6 +92,22 @@ async def test_a_function_that_cannot_be_called_is_refused(demanded: Demanded) -
         await demanded.ask(parameters)
 
 
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
+async def test_the_function_whose_parameters_cannot_be_enforced_is_named(
+    make_edge: Any, fields: dict[str, Any]
+) -> None:
+    edge = await make_edge(ScriptedReplica())
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    functions = [{"name": "f", "parameters": {"type": "object"}}, {"name": "g", "parameters": bad}]
+
+    answer = await edge.chat(tools=[{"type": "function", "function": one} for one in functions], **fields)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools[1].function.parameters")
+    assert error["message"].startswith("tools[1].function.parameters: ")
+    assert "uniqueItems" in error["message"]
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

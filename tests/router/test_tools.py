@@ -214,9 +214,9 @@ async def test_a_bad_schema_of_a_tool_is_refused(make_edge) -> None:
 
     answer = await edge.chat(tools=[tool], tool_choice="required")
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")
     assert answer.json()["error"]["message"] == (
-        'tools: failed to compile JSON schema: Unimplemented keys: ["uniqueItems"]'
+        'tools[0].function.parameters: Unimplemented keys: ["uniqueItems"]'
     )
 
 

@@ -33,6 +33,8 @@ class Tool:
     parameters: Schema | None = None
     is_strict: bool = False
     """Its arguments match its schema even where the model is free to call it or not."""
+    param: str = "tools"
+    """What errors call its parameters."""
 
     @property
     def schema(self) -> Schema:

@@ -26,7 +26,7 @@ def _allows(schema: Any, root: Any, followed: dict[str, bool]) -> bool:
     if not isinstance(schema, Mapping):
         return schema is not False
     kind, values, ref = schema.get("type"), schema.get("enum"), schema.get("$ref")
-    if isinstance(kind, str | list) and "object" not in ([kind] if isinstance(kind, str) else kind):
+    if kind is not None and "object" not in (kind if isinstance(kind, list) else [kind]):
         return False
     if isinstance(values, list) and not any(isinstance(one, Mapping) for one in values):
         return False
