@@ -69,6 +69,8 @@ class Growth:
 
     rss_first_mib: float
     rss_last_mib: float
+    rss_by_minute_mib: list[float]
+    """At the end of each minute."""
     rss_mib_per_min: float
     """Least squares over the second half."""
     rss_error_mib_per_min: float
@@ -211,6 +213,7 @@ def _growth(samples: Sequence[Sample], after: Sample) -> Growth:
     return Growth(
         rss_first_mib=round(samples[0].rss_mib, 1),
         rss_last_mib=round(samples[-1].rss_mib, 1),
+        rss_by_minute_mib=list({int(one.at_s // 60): round(one.rss_mib, 1) for one in samples}.values()),
         rss_mib_per_min=round(slope, 2),
         rss_error_mib_per_min=round(error, 2),
         files_middle=half[0].num_files,
