@@ -82,7 +82,9 @@ def throughput(
 ) -> None:
     """Output tokens per second of the engine alone, prefill included."""
     if kv_pressure is not None:
-        _pressure(
+        from deploy.bench.pressure_command import compare_under_pressure
+
+        compare_under_pressure(
             {
                 "model": model,
                 "max_num_seqs": max_num_seqs,
@@ -334,24 +336,6 @@ def memory(
     )
     result["host_hit"] = asdict(measure_host_hit(llm, prompt_len))
     show_runs("first token", [result["host_hit"]])
-    write_result(json_path, result)
-    llm.close()
-
-
-def _pressure(
-    settings: dict[str, Any], num_prompts: list[int], num_tokens: int, pressure: float, json_path: Path | None
-) -> None:
-    from deploy.bench.pressure import PressureLoad, measure_pressure
-    from deploy.offline.llm import LLM
-
-    result: dict[str, Any] = {"bench": "pressure", "environment": environment(), "settings": settings}
-    llm = LLM(**settings, skip_tokenizer_init=True)
-    result["runs"] = []
-    for count in num_prompts:
-        load = PressureLoad(count, min(count, settings["max_num_seqs"]), num_tokens, pressure)
-        runs = [asdict(run) for run in measure_pressure(llm, load)]
-        result["runs"].append({"load": asdict(load), "runs": runs})
-        show_runs(f"{count} prompts at {pressure:g} times the memory", runs)
     write_result(json_path, result)
     llm.close()
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from deploy.bench.random_prompts import random_prompt
 from deploy.bench.report import percentile
 
 _EVENT = b"data: {"
@@ -113,7 +114,7 @@ async def run_request(plan: LoadPlan, rng: random.Random) -> StreamTimes:
     body = json.dumps(
         {
             "model": plan.model,
-            "prompt": [rng.randrange(100, plan.vocab_size) for _ in range(input_len)],
+            "prompt": random_prompt(rng, plan.vocab_size, input_len),
             "max_tokens": plan.output_len,
             "temperature": 0,
             "ignore_eos": True,

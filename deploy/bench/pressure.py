@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from deploy.bench.random_prompts import random_prompt
 from deploy.offline.llm import LLM
 from deploy.offline.sampling_params import SamplingParams
 from workers.engine.errors import InvalidRequest
@@ -70,9 +71,14 @@ class PressureRun:
 
 
 def measure_pressure(
-    llm: LLM, load: PressureLoad, mixes: Sequence[Mix] = MIXES, modes: Sequence[str] = MODES, seed: int = 0
+    llm: LLM,
+    load: PressureLoad,
+    mixes: Sequence[Mix] = MIXES,
+    modes: Sequence[str] = MODES,
+    seed: int = 0,
+    told: Callable[[PressureRun], None] = lambda run: None,
 ) -> list[PressureRun]:
-    """Every mix in every mode, each with the same prompts.
+    """Every mix in every mode, each with the same prompts; ``told`` gets each run as it ends.
 
     Raises:
         InvalidRequest: the model was loaded with fewer blocks than a run needs.
@@ -88,7 +94,7 @@ def measure_pressure(
     for mix in mixes:
         lengths = load.lengths(mix)
         rng = random.Random(seed)
-        prompts = [[rng.randrange(100, llm.vocab_size) for _ in range(count)] for count, _ in lengths]
+        prompts = [random_prompt(rng, llm.vocab_size, count) for count, _ in lengths]
         params = [
             SamplingParams(max_tokens=count, temperature=1.0, ignore_eos=True, detokenize=False, seed=i)
             for i, (_, count) in enumerate(lengths)
@@ -125,6 +131,7 @@ def measure_pressure(
                     copy_gb_per_s=round(llm.block_bytes / found.cost.copy_block_s / 1e9, 3),
                 )
             )
+            told(runs[-1])
     return runs
 
 
@@ -155,7 +162,7 @@ def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3, mode: str = "a
     first_token = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False, temperature=0.0)
 
     def draw() -> list[int]:
-        return [rng.randrange(100, llm.vocab_size) for _ in range(prompt_len)]
+        return random_prompt(rng, llm.vocab_size, prompt_len)
 
     def ask(prompt: list[int]) -> tuple[float, int]:
         before = llm.load.num_host_cached_tokens

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from deploy.bench.random_prompts import random_prompt
 from deploy.offline.llm import LLM
 from deploy.offline.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ class Workload:
     def prompts(self, vocab_size: int) -> list[list[int]]:
         """Token ids of each prompt; ids below 100 are left out, since most are control tokens."""
         rng = random.Random(self.seed)
-        draw = lambda count: [rng.randrange(100, vocab_size) for _ in range(count)]  # noqa: E731
+        draw = lambda count: random_prompt(rng, vocab_size, count)  # noqa: E731
         shared = draw(self.shared_len)
         return [
             shared + draw(rng.randint(self.input_len - self.spread, self.input_len) - self.shared_len)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.pressure import MODES, PressureLoad, measure_host_hit, measure_pressure
+from deploy.bench.pressure import MODES, PressureLoad, PressureRun, measure_host_hit, measure_pressure
 from deploy.offline.llm import LLM
 from deploy.offline.sampling_params import SamplingParams
 from workers.engine.errors import UserError
@@ -82,8 +82,10 @@ def test_what_cannot_work_is_said_before_a_rank_starts(fields: dict[str, object]
 def test_the_pressure_benchmark_counts_what_gave_way() -> None:
     llm = make_llm(max_model_len=128, max_num_seqs=8, swap_space=0.02, copy_gib_per_s=1.0)
 
-    runs = measure_pressure(llm, PressureLoad(8, 8, 96, 2.0), mixes=("long-out",))
+    told: list[PressureRun] = []
+    runs = measure_pressure(llm, PressureLoad(8, 8, 96, 2.0), mixes=("long-out",), told=told.append)
 
+    assert told == runs
     assert [run.mode for run in runs] == list(MODES)
     by_mode = {run.mode: run for run in runs}
     assert by_mode["swap"].num_swapped == by_mode["swap"].num_preemptions > 0
