@@ -61,3 +61,12 @@ groups:
 {{- end -}}
 {{ toYaml $found }}
 {{- end -}}
+
+{{/* Workers' Pods that there may be at most. */}}
+{{- define "shoal.mostWorkerPods" -}}
+{{- $most := 0 -}}
+{{- range (include "shoal.groups" . | fromYaml).groups -}}
+{{- $most = add $most (mul (int .mostReplicas) (int .numOfHosts)) | int -}}
+{{- end -}}
+{{- $most -}}
+{{- end -}}

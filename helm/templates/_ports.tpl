@@ -1,7 +1,7 @@
 {{/* Every port of a Pod belongs to one process. Ray's own are where Ray has them by default; the dashboard's agent answers the probes. */}}
 {{- define "shoal.validatePorts" -}}
 {{- $ports := .Values.ray.ports -}}
-{{- $owners := dict "6379" "Ray's GCS" "8080" "Ray's metrics" "8265" "Ray's dashboard" "8404" "HAProxy's statistics" "8500" "Ray Serve's fallback proxy" "10001" "Ray's client server" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "the dashboard's agent" -}}
+{{- $owners := include "shoal.raysPorts" . | fromYaml -}}
 {{- $first := index $ports.directHttp 0 | int -}}
 {{- $last := index $ports.directHttp 1 | int -}}
 {{- if gt $first $last -}}
@@ -34,4 +34,27 @@
 {{- $_ := set $owners (toString $port) (printf "ray.ports.%s" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Ports that Ray and HAProxy have, whatever the values. */}}
+{{- define "shoal.raysPorts" -}}
+"6379": "Ray's GCS"
+"8080": "Ray's metrics"
+"8265": "Ray's dashboard"
+"8404": "HAProxy's statistics"
+"8500": "Ray Serve's fallback proxy"
+"10001": "Ray's client server"
+"44217": "the autoscaler's metrics"
+"44227": "the dashboard's metrics"
+"52365": "the dashboard's agent"
+{{- end -}}
+
+{{/* All single ports of a Pod, with whose they are. */}}
+{{- define "shoal.portOwners" -}}
+{{ include "shoal.raysPorts" . }}
+{{- range $name := list "serve" "grpc" "shoalMetrics" "haproxyMetrics" }}
+{{- with get $.Values.ray.ports $name | int }}
+{{ toString . | quote }}: "ray.ports.{{ $name }}"
+{{- end }}
+{{- end }}
 {{- end -}}

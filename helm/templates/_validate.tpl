@@ -23,26 +23,23 @@
 {{- fail (printf "ray.workerGroups %q: minReplicas %d exceeds maxReplicas %d" .name (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
 {{- end -}}
-{{- include "shoal.validateVolumes" (list "ray.head" .Values.ray.head) -}}
+{{- include "shoal.validateVolumes" (list . "ray.head" .Values.ray.head) -}}
+{{- include "shoal.validateRayStartParams" (list . "ray.head" .Values.ray.head) -}}
 {{- range .Values.ray.workerGroups -}}
-{{- include "shoal.validateVolumes" (list (printf "ray.workerGroups %q" .name) .) -}}
-{{- $group := . -}}
-{{- range $param, $way := dict "num-gpus" "gpus" "num-cpus" "resources.limits.cpu" -}}
-{{- if hasKey (default (dict) $group.rayStartParams) $param -}}
-{{- fail (printf "ray.workerGroups %q: rayStartParams.%s is what Ray counts by, and so do models' places: set %s instead" $group.name $param $way) -}}
-{{- end -}}
-{{- end -}}
+{{- $path := printf "ray.workerGroups %q" .name -}}
+{{- include "shoal.validateVolumes" (list $root $path .) -}}
+{{- include "shoal.validateRayStartParams" (list $root $path .) -}}
 {{- end -}}
 {{- $mostCpus := 0 -}}
-{{- $mostPods := 0 -}}
+{{- $mostPods := include "shoal.mostWorkerPods" . | int -}}
 {{- range $groups -}}
 {{- $mostCpus = max $mostCpus (include "shoal.wholeCpus" .resources.limits.cpu | int) | int -}}
-{{- $mostPods = add $mostPods (mul (int .mostReplicas) (int .numOfHosts)) | int -}}
 {{- end -}}
 {{- if gt (float64 .Values.router.cpus) (float64 $mostCpus) -}}
 {{- fail (printf "router.cpus %v is more than a Pod of any worker group has (%d): lower it, or raise a group's resources.limits.cpu" .Values.router.cpus $mostCpus) -}}
 {{- end -}}
-{{- if and .Values.pdb.enabled (ge (int .Values.pdb.minAvailable) $mostPods) (gt $mostPods 1) -}}
+{{- /* One that may be the only one is not kept (pdb.yaml): to ask for it is the default. */}}
+{{- if and .Values.pdb.enabled (ge (int .Values.pdb.minAvailable) $mostPods) (gt (int .Values.pdb.minAvailable) 1) -}}
 {{- fail (printf "pdb.minAvailable %d would let no node be emptied, ever: there are at most %d workers' Pods" (int .Values.pdb.minAvailable) $mostPods) -}}
 {{- end -}}
 {{- $applications := dict -}}
@@ -108,17 +105,23 @@
 {{- end -}}
 {{- include "shoal.validatePorts" . -}}
 {{- if .Values.modelCache.enabled -}}
-{{- range $taken := list "/tmp" "/dev" "/etc" "/proc" "/sys" -}}
-{{- if or (eq $root.Values.modelCache.mountPath $taken) (hasPrefix (printf "%s/" $taken) $root.Values.modelCache.mountPath) -}}
-{{- fail (printf "modelCache.mountPath %q lies in %s, which Pods need for other things: choose another, such as /models" $root.Values.modelCache.mountPath $taken) -}}
-{{- end -}}
-{{- end -}}
+{{- include "shoal.validateMountPath" (list "modelCache.mountPath" .Values.modelCache.mountPath) -}}
 {{- end -}}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
 {{- fail "serviceAccount.create is false and serviceAccount.name is empty: name the account that workers shall have, such as default" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled .Values.ingress.tls (not .Values.ingress.host) -}}
 {{- fail "ingress.tls without ingress.host would serve no host by TLS: set ingress.host" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled .Values.ingress.host -}}
+{{- $wild := printf "*.%s" (regexReplaceAll "^[^.]+[.]" .Values.ingress.host "") -}}
+{{- range .Values.ingress.tls -}}
+{{- range .hosts -}}
+{{- if not (has . (list $root.Values.ingress.host $wild)) -}}
+{{- fail (printf "ingress.tls: host %q is not the one that is served, %q: name that, or leave hosts out" . $root.Values.ingress.host) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and (include "shoal.isExposed" .) (not .Values.auth.apiKeys.existingSecret) (not .Values.auth.allowAnonymous) -}}
 {{- fail "the endpoint is exposed (service.type, ingress or httpRoute) and has no keys: set auth.apiKeys.existingSecret, or auth.allowAnonymous=true if anybody may use it" -}}
@@ -150,17 +153,5 @@
 {{- if and .enabled (eq .backend "rocksdb") (not .storage) -}}
 {{- fail "ray.gcsFaultTolerance with rocksdb needs ray.gcsFaultTolerance.storage (claimName or size)" -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Volumes of one's own beside those of the chart. Takes a list: path, values of the head or a group. */}}
-{{- define "shoal.validateVolumes" -}}
-{{- $path := index . 0 -}}
-{{- $taken := dict "tmp" "the chart" "models" "the chart" "hf-token" "the chart" "shared-memory" "the chart" "api-keys" "the chart" -}}
-{{- range $volume := (index . 1).extraVolumes -}}
-{{- with get $taken (toString $volume.name) -}}
-{{- fail (printf "%s: extraVolumes has %q, a name that %s has given: choose another" $path $volume.name .) -}}
-{{- end -}}
-{{- $_ := set $taken (toString $volume.name) "another of them" -}}
 {{- end -}}
 {{- end -}}

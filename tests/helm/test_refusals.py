@@ -134,7 +134,7 @@ def test_the_schema_names_what_is_wrong(
             "pdb.minAvailable 2 would let no node be emptied, ever: there are at most 2",
         ),
         ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels: helm.sh/chart is a label that"),
-        ({"modelCache": {"enabled": True, "mountPath": "/etc/shoal/keys"}}, "lies in /etc"),
+        ({"modelCache": {"enabled": True, "mountPath": "/etc/shoal/keys"}}, "lies in or over /etc"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is empty"),
         (
             {"auth": {"allowAnonymous": True}, "ingress": {"enabled": True, "tls": [{"secretName": "a"}]}},
@@ -229,3 +229,141 @@ def test_anonymous_use_of_an_exposed_endpoint_must_be_asked_for(helm: Helm, valu
     changes = {"auth": {"allowAnonymous": True}, "service": {"type": "LoadBalancer"}}
 
     assert helm.render("-f", values(merged(changes)))
+
+
+def mount(path: str, name: str = "mine") -> dict[str, Any]:
+    return {
+        "extraVolumes": [{"name": "mine", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": name, "mountPath": path}],
+    }
+
+
+KEYS = {"auth": {"apiKeys": {"existingSecret": "keys"}}}
+CACHE = {"modelCache": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "group", "says"),
+    [
+        ({}, mount("/tmp"), "extraVolumeMounts: /tmp is mounted by the chart already"),
+        ({}, mount("/tmp/"), "/tmp is mounted by the chart already"),
+        ({}, mount("/dev/shm"), "/dev/shm is mounted by the chart already"),
+        (CACHE, mount("/models"), "/models is mounted by modelCache.mountPath already"),
+        (KEYS, mount("/etc/shoal/keys"), "/etc/shoal/keys is mounted by the chart already"),
+        (KEYS, mount("/etc/shoal"), "/etc/shoal would hide /etc/shoal/keys of the chart"),
+        ({}, mount("/opt"), "/opt lies in or over /opt/shoal"),
+        ({}, mount("/"), "/ lies in or over"),
+        ({}, mount("/usr"), "/usr lies in or over /usr"),
+        (
+            {},
+            mount("/data", "yours"),
+            'has "yours", which is no volume of the Pod (mine, shared-memory, tmp)',
+        ),
+        ({}, mount("/data", "models"), 'has "models", which is no volume of the Pod'),
+        (
+            {},
+            {"extraVolumeMounts": [{"name": "tmp", "mountPath": path} for path in ("/data", "/data/")]},
+            "/data is mounted by another of them already",
+        ),
+        (
+            {},
+            {"rayStartParams": {"metrics-export-port": "9"}},
+            "rayStartParams.metrics-export-port is the chart's",
+        ),
+        ({}, {"rayStartParams": {"min-worker-port": "9"}}, "10002 to 19999 are kept"),
+        ({}, {"rayStartParams": {"address": "a:1"}}, "rayStartParams.address is the chart's to set"),
+        ({}, {"rayStartParams": {"labels": "a=b"}}, "models are placed by that"),
+        ({}, {"rayStartParams": {"node-manager-port": "8000"}}, "is 8000, the port of ray.ports.serve"),
+        ({}, {"rayStartParams": {"node-manager-port": "10005"}}, "10002 to 19999"),
+        (
+            {},
+            {"rayStartParams": {"node-manager-port": "7000", "object-manager-port": "7000"}},
+            "object-manager-port is 7000, the port of rayStartParams.node-manager-port",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+@pytest.mark.parametrize("is_head", [True, False], ids=["head", "workers"])
+def test_what_collides_with_the_charts_own_is_refused(
+    helm4: Helm, values: Values, changes: dict[str, Any], group: dict[str, Any], says: str, is_head: bool
+) -> None:
+    ray = {"head": group} if is_head else {"workerGroups": [{"name": "g", "gpus": 1, **group}]}
+
+    refusal = helm4.refusal("-f", values(merged({**changes, "ray": ray})))
+
+    assert says in refusal
+    assert ("ray.head" if is_head else 'ray.workerGroups "g"') in refusal
+
+
+def test_a_head_has_no_cpus_to_place_by(helm4: Helm, values: Values) -> None:
+    def with_cpus(num: str) -> str:
+        return values(merged({"ray": {"head": {"rayStartParams": {"num-cpus": num}}}}))
+
+    assert "rayStartParams.num-cpus 4 would place ranks on the head" in helm4.refusal("-f", with_cpus("4"))
+    assert helm4.render("-f", with_cpus("0"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/opt", "/opt/shoal", "/opt/shoal/lib", "/usr", "/usr/share/models", "/lib"]
+)
+def test_a_cache_of_models_hides_nothing_of_the_image(helm4: Helm, values: Values, path: str) -> None:
+    changes = {"modelCache": {"enabled": True, "mountPath": path}}
+
+    assert "modelCache.mountPath" in helm4.refusal("-f", values(merged(changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ray": {"head": mount("/etc/ssl/private-ca")}},
+        {"ray": {"head": mount("/tmp/inner")}},
+        {"ray": {"head": {"extraVolumeMounts": [{"name": "tmp", "mountPath": "/var/lib/mine"}]}}},
+        {
+            "ray": {
+                "head": {"rayStartParams": {"node-manager-port": "7000", "object-store-memory": "1000000000"}}
+            }
+        },
+        {"modelCache": {"enabled": True, "mountPath": "/opt/models"}},
+        {"image": {"repository": "Registry.Example:5000/team/shoal"}},
+        {
+            "auth": {"allowAnonymous": True},
+            "ingress": {
+                "enabled": True,
+                "host": "llm.example.com",
+                "tls": [{"hosts": ["*.example.com"], "secretName": "a"}, {"secretName": "b"}],
+            },
+        },
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_collides_with_nothing_is_rendered(helm4: Helm, values: Values, changes: dict[str, Any]) -> None:
+    assert helm4.render("-f", values(merged(changes)))
+
+
+@pytest.mark.parametrize(
+    "repository", ["Team/shoal", "registry.example/Team/shoal", "shoal:latest", "a//b", "a/"]
+)
+def test_an_image_that_no_registry_could_have_is_refused(
+    helm4: Helm, values: Values, repository: str
+) -> None:
+    assert "repository" in helm4.refusal("-f", values(merged({"image": {"repository": repository}})))
+
+
+def test_tls_is_of_the_host_that_is_served(helm4: Helm, values: Values) -> None:
+    ingress = {"enabled": True, "host": "llm.example.com", "tls": [{"hosts": ["other.example.com"]}]}
+    changes = {"auth": {"allowAnonymous": True}, "ingress": ingress}
+
+    assert 'host "other.example.com" is not the one that is served' in helm4.refusal(
+        "-f", values(merged(changes))
+    )
+
+
+def test_the_only_worker_is_not_kept_from_leaving_its_node(helm4: Helm, values: Values) -> None:
+    def budgets(most: int) -> list[Any]:
+        changes = {"ray": {"workerGroups": [{"name": "g", "gpus": 1, "maxReplicas": most}]}}
+        return [
+            one for one in helm4.render("-f", values(merged(changes))) if one["kind"] == "PodDisruptionBudget"
+        ]
+
+    assert budgets(1) == []
+    assert [one["spec"]["minAvailable"] for one in budgets(2)] == [1]
