@@ -74,10 +74,9 @@ class ServedModel:
     async def prompt_of_chat(self, chat: Conversation, terms: PromptTerms = PLAIN_TERMS) -> Prompt:
         """Tokenize a conversation by the model's template."""
         if self.tokenizer.chat_template is not None:
-            is_cut = terms.keep_last is not None
-            self._check_length(chat.num_chars if is_cut else chat.num_content_chars, terms, "messages")
+            self._check_length(chat.num_content_chars, terms, "messages")
         work = partial(self._tokenize_chat, chat, terms)
-        return self._checked(await self._tokenizing.run(chat.num_chars, work), "messages")
+        return self._checked(await self._tokenizing.run(chat.num_bytes, work), "messages")
 
     async def prompt_of_text(
         self,
@@ -110,8 +109,8 @@ class ServedModel:
         Raises:
             InvalidRequest: it is longer than ``Limits.max_unbounded_chars``.
         """
-        self._tokenizing.check_unbounded(chat.num_chars, "messages")
-        return await self._tokenizing.run(chat.num_chars, partial(self._unbounded_ids, chat))
+        self._tokenizing.check_unbounded(chat.num_content_chars, "messages")
+        return await self._tokenizing.run(chat.num_bytes, partial(self._unbounded_ids, chat))
 
     def check_num_ids(self, num_ids: int, param: str) -> None:
         """Refuse more token ids than are looked at where no model bounds them."""

@@ -28,11 +28,11 @@ class Tokenizing:
         self._max_unbounded_chars = max_unbounded_chars
         self._one_by_one = ThreadPoolExecutor(1, "tokenize")
 
-    async def run(self, num_chars: int, work: Callable[[], _T]) -> _T:
-        """What ``work`` gives, which tokenizes ``num_chars`` characters."""
-        if num_chars < LONG_TEXT_CHARS:
+    async def run(self, size: int, work: Callable[[], _T]) -> _T:
+        """What ``work`` gives, which tokenizes ``size`` characters, or a conversation of so many bytes."""
+        if size < LONG_TEXT_CHARS:
             return work()
-        if num_chars < VERY_LONG_TEXT_CHARS:
+        if size < VERY_LONG_TEXT_CHARS:
             return await asyncio.to_thread(work)
         return await asyncio.get_running_loop().run_in_executor(self._one_by_one, work)
 

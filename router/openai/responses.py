@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
 from router.generation import Delta, Generation
 from router.ingress import Ingress
 from router.openai.answer import GenerationResponse
+from router.openai.body import in_turn
 from router.openai.chat_request import PreparedChat, prepare_chat
-from router.openai.errors import invalid_body
 from router.openai.logprobs import chat_logprobs
 from router.openai.metrics import Metrics
 from router.openai.response_items import Event, ResponseItems
-from router.openai.responses_request import FieldNames, chat_fields
+from router.openai.responses_request import FieldNames, told_as_chat
 from router.openai.responses_schema import ResponsesBody
 from router.openai.sampling import check_num_logprobs
 from router.openai.schema import ChatBody
 from router.tenancy.keys import Tenant
+from router.text.conversation import num_bytes
 from workers.engine.errors import PromptTooLong, UserError
 from workers.engine.request import FinishReason
 
@@ -195,12 +196,9 @@ def _settings(body: ResponsesBody, chat: PreparedChat) -> dict[str, Any]:
 async def _prepare(ingress: Ingress, body: ResponsesBody, request_id: str) -> PreparedChat:
     """The chat that says the same; what is wrong with it is told in this API's words."""
     check_num_logprobs(body.top_logprobs or 0, "top_logprobs", ingress.limits)
-    fields, names = chat_fields(body)
+    chat, names = await in_turn(num_bytes(body.input), partial(told_as_chat, body))
     try:
-        chat = ChatBody.model_validate(fields)
         return await _prepare_shortened(ingress, chat, body.truncation == "auto", request_id)
-    except ValidationError as error:
-        raise names.ours(invalid_body(error)) from None
     except UserError as error:
         raise names.ours(error) from None
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from router.openai.errors import invalid_body
 from router.openai.responses_schema import (
     LOGPROBS,
     AllowedChoice,
@@ -16,6 +19,7 @@ from router.openai.responses_schema import (
     PlainFormat,
     ResponsesBody,
 )
+from router.openai.schema import ChatBody
 from workers.engine.errors import InvalidRequest, UserError
 
 _PARAMS = {
@@ -55,13 +59,23 @@ class FieldNames:
         return next((ours for theirs, ours in _PARAMS.items() if param.startswith(theirs)), param)
 
 
-def chat_fields(body: ResponsesBody) -> tuple[dict[str, Any], FieldNames]:
-    """The fields of a chat's body that say the same, and the names that they have here.
+def told_as_chat(body: ResponsesBody) -> tuple[ChatBody, FieldNames]:
+    """The chat that asks for the same, and the names that its fields have here.
 
     Raises:
-        InvalidRequest: a message refuses that is no assistant's.
+        InvalidRequest: there is none; in this API's words.
     """
     messages, places = _messages(body)
+    names = FieldNames(places)
+    try:
+        return ChatBody.model_validate(_fields(body, messages)), names
+    except ValidationError as error:
+        raise names.ours(invalid_body(error)) from None
+    except UserError as error:
+        raise names.ours(error) from None
+
+
+def _fields(body: ResponsesBody, messages: list[dict[str, Any]]) -> dict[str, Any]:
     wants_logprobs = LOGPROBS in (body.include or ())
     fields: dict[str, Any] = {
         "model": body.model,
@@ -82,7 +96,7 @@ def chat_fields(body: ResponsesBody) -> tuple[dict[str, Any], FieldNames]:
             for tool in body.tools
         ]
     fields["tool_choice"] = _tool_choice(body)
-    return fields, FieldNames(places)
+    return fields
 
 
 def _messages(body: ResponsesBody) -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -1,36 +1,32 @@
-"""What a chat template is to be shown, before it is: how much text that is, and the text that came of it.
+"""What a chat template is to be shown, before it is: how much that is, and the text that came of it.
 
 Knows no bodies: whoever has one says how its messages are spelled in the template's words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from router.text.chat_template import Message, TemplateOptions
 
 
-def num_chars(value: object) -> int:
-    """Characters of all text in ``value``, at whatever depth and under whatever name; names of objects count, too."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, BaseModel):
-        return sum(num_chars(one) for _, one in value)
-    if isinstance(value, Mapping):
-        return sum(len(str(name)) + num_chars(one) for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return sum(map(num_chars, value))
-    return 0 if value is None else len(str(value))
+def num_bytes(value: object) -> int:
+    """Bytes of all that is in ``value``, at whatever depth and under whatever name, as JSON.
+
+    A walk in Python would take a second for as many messages as a body may hold.
+    """
+    return len(to_json(value, exclude_none=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages and what else a template is shown, as they came."""
 
-    num_chars: int
+    num_bytes: int
     """Of everything: it says how long the work on it takes."""
     num_content_chars: int
     """Of the messages' contents, which every template shows."""
@@ -46,12 +42,12 @@ class Conversation:
         spelled: Callable[[], Sequence[Message]],
         options: TemplateOptions,
     ) -> Conversation:
-        """Count what ``given`` and ``options`` hold, whatever fields those are.
+        """Measure what ``given`` and ``options`` hold, whatever fields those are.
 
         ``contents`` are those of the messages.
         """
-        shown = (options.tools, options.kwargs)
-        return cls(num_chars(given) + num_chars(shown), sum(map(len, contents)), spelled, options)
+        size = num_bytes((given, options.tools, options.kwargs))
+        return cls(size, sum(map(len, contents)), spelled, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
 
 
 def shown(length: int) -> dict[str, dict[str, Any]]:
-    """Bodies of which a template is shown ``length`` characters in one field, by the name of that."""
+    """Bodies that hold ``length`` characters in one field, by the name of that; ``SHOWS_ALL`` shows each."""
     text = "a" * length
     function = {**CALL["function"], "arguments": f'{{"a": "{text}"}}'}
     called = {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
@@ -119,9 +119,13 @@ def shown(length: int) -> dict[str, dict[str, Any]]:
     }
 
 
+SHOWS_ALL = "{{ messages | tojson }}{{ tools | tojson }}{{ a }}"
+
+
 @pytest.mark.parametrize("field", shown(0))
-async def test_whatever_field_a_template_is_shown_counts(make_edge, field: str) -> None:
-    edge = await make_edge(ScriptedReplica(), limits=Limits(max_unbounded_chars=1000))
+async def test_whatever_field_a_template_shows_counts(make_edge, field: str) -> None:
+    limits, served = Limits(max_unbounded_chars=1000), {"chat_template": SHOWS_ALL}
+    edge = await make_edge(ScriptedReplica(), limits=limits, served=served)
 
     for path in ("/tokenize", "/v1/chat/completions"):
         cut = {"truncate_prompt_tokens": 3, "max_tokens": 1} if path != "/tokenize" else {}
@@ -146,13 +150,24 @@ async def test_what_a_template_makes_of_little_is_bounded_too(make_edge) -> None
 
 @pytest.mark.parametrize("field", ["arguments", "reasoning", "id of a call", "tool"])
 async def test_the_loop_runs_on_while_a_long_conversation_is_tokenized(make_edge, field: str) -> None:
-    edge = await make_edge()
-    body = {"model": "tiny", **shown(1_000_000)[field]}
+    edge = await make_edge(served={"chat_template": SHOWS_ALL})
+    body = {"model": "tiny", **shown(990_000)[field]}
     asked = asyncio.ensure_future(edge.client.post("/tokenize", json=body))
 
     silence_s = await longest_silence_s(asked)
 
     assert (await asked).status_code == 200
+    assert silence_s < 0.5, silence_s
+
+
+async def test_the_loop_runs_on_while_many_items_are_understood(make_edge) -> None:
+    edge = await make_edge()
+    body = {"model": "tiny", "input": [{"role": "user", "content": "aaaaaaaaaaaaaaaa"}] * 19_000}
+    asked = asyncio.ensure_future(edge.client.post("/v1/responses/input_tokens", json=body))
+
+    silence_s = await longest_silence_s(asked)
+
+    assert (await asked).status_code == 400
     assert silence_s < 0.5, silence_s
 
 
