@@ -160,6 +160,38 @@ def test_stretching_with_a_part_missing_or_impossible_is_refused(
         read_model_config(write(tmp_path, {"rope_scaling": scaling}))
 
 
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_the_first_phi3s_names_of_longrope_are_known(tmp_path: Path, name: str) -> None:
+    scaling = LONGROPE | {"rope_type": name, "original_max_position_embeddings": 32}
+
+    read = read_model_config(
+        write(
+            tmp_path, FAMILIES["longrope"], {"rope_scaling": scaling, "original_max_position_embeddings": 64}
+        )
+    ).rope_scaling
+
+    assert read is not None
+    assert (read.kind, read.factor, read.original_max_position_embeddings) == ("longrope", 2.0, 64)
+
+
+def test_the_older_field_goes_before_the_newer_one(tmp_path: Path) -> None:
+    files = write(
+        tmp_path, {"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    )
+
+    scaling = read_model_config(files).rope_scaling
+
+    assert scaling is not None
+    assert scaling.kind == "llama3"
+
+
+def test_rope_by_kinds_of_layers_is_refused_where_all_layers_have_the_same(tmp_path: Path) -> None:
+    by_kind = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+
+    with pytest.raises(UserError, match="RoPE by kinds of layers, all layers of qwen2 models have the same"):
+        read_model_config(write(tmp_path, FAMILIES["qwen2"], {"rope_parameters": by_kind}))
+
+
 def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use_bidirectional_attention = true"):
         read_model_config(write(tmp_path, FAMILIES["gemma3"] | {"use_bidirectional_attention": True}))
