@@ -173,6 +173,15 @@ class LLM:
             UserError: a conversation is none that ``/v1/chat/completions`` would take, or cannot be served;
                 nothing was generated.
         """
+        if not isinstance(messages, Iterable):
+            raise InvalidRequest(f"messages are {messages!r}, they must be a list of messages", "messages")
+        if tools is not None and not isinstance(tools, Sequence):
+            raise InvalidRequest(f"tools are {tools!r}, they must be a list of functions", "tools")
+        if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+            raise InvalidRequest(
+                f"chat_template_kwargs are {chat_template_kwargs!r}, they must be a dict",
+                "chat_template_kwargs",
+            )
         if self.tokenizer is None:
             raise InvalidRequest("chat needs the tokenizer: leave out skip_tokenizer_init", "messages")
         given: list[Any] = list(messages)
@@ -200,7 +209,9 @@ class LLM:
         """
         self._loop.check_open()
         if not isinstance(params, BeamSearchParams):
-            raise InvalidRequest(f"params are {params!r}, they must be BeamSearchParams", "params")
+            raise InvalidRequest(
+                f"params are of type {type(params).__name__}, they must be BeamSearchParams", "params"
+            )
         prepared = [self._writer.prepare(prompt, SamplingParams()) for prompt in as_list(prompts)]
         longest = max(len(one.prompt_token_ids) for one in prepared) if prepared else 0
         if longest + params.max_tokens > self.max_model_len:

@@ -43,6 +43,19 @@ class StructuredOutputsParams:
                 f"structured_outputs needs one of {', '.join(self.__slots__)}; given: {', '.join(given) or 'none'}",
                 "structured_outputs",
             )
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if text is not None and not isinstance(text, str):
+                raise InvalidRequest(
+                    f"structured_outputs.{name} is {text!r}, it must be text", "structured_outputs"
+                )
+        choice = self.choice
+        if choice is not None and not (
+            isinstance(choice, list | tuple) and all(isinstance(one, str) for one in choice)
+        ):
+            raise InvalidRequest(
+                f"structured_outputs.choice is {choice!r}, it must be a list of texts", "structured_outputs"
+            )
         if self.choice is not None and not self.choice:
             raise InvalidRequest(
                 "structured_outputs.choice is empty: nothing could be said", "structured_outputs"

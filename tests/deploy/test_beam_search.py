@@ -127,6 +127,10 @@ def test_other_parameters_are_not_taken_for_a_search(tiny: tuple[Path, Any]) -> 
             llm.beam_search([[1, 2]], SamplingParams())  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="priority is 5"):
             llm.generate([[1, 2]], priority=5)  # type: ignore[arg-type]
+        for fields in ({"messages": 5}, {"tools": 5}, {"chat_template_kwargs": [1]}):
+            with pytest.raises(InvalidRequest) as caught:
+                llm.chat(**{"messages": [], **fields})
+            assert caught.value.param == next(iter(fields))
     finally:
         llm.close()
 

@@ -19,6 +19,10 @@ from workers.engine.errors import InvalidRequest
         ({"json": False, "json_object": True}, "given: json, json_object"),
         ({"json": {}, "choice": []}, "given: json, choice"),
         ({"choice": []}, "choice is empty"),
+        ({"choice": [1]}, r"choice is \[1\], it must be a list of texts"),
+        ({"choice": "ab"}, "choice is 'ab', it must be a list of texts"),
+        ({"regex": 5}, "regex is 5, it must be text"),
+        ({"grammar": 5}, "grammar is 5, it must be text"),
     ],
     ids=str,
 )
@@ -36,7 +40,6 @@ def test_forms_are_counted_whatever_they_hold(fields: dict[str, Any], says: str)
         ({"json": [1]}, "must be a JSON object"),
         ({"json": {"enum": [{1}]}}, "structured_outputs: "),
         ({"grammar": ""}, "the grammar is empty"),
-        ({"regex": 5}, "structured_outputs: "),
     ],
     ids=str,
 )
