@@ -39,8 +39,12 @@ class Comparison:
         """Look everything up before a long run.
 
         Raises:
-            InvalidRequest: a policy or a rule is unknown, or the trace is empty.
+            InvalidRequest: a policy or a rule is unknown, the trace is empty, or options exclude each other.
         """
+        if self.rules and self.outages:
+            raise InvalidRequest(
+                "--outage goes with a fixed number of replicas: leave out --autoscale", "outage"
+            )
         for name in self.policies:
             if name not in POLICIES:
                 raise InvalidRequest(

@@ -143,6 +143,8 @@ class Simulation:
             if not result.samples or traced.arrival_s >= result.samples[-1].time_s + interval_s:
                 self._sample(traced.arrival_s)
             self._arrive(SimulatedRequest(number, traced), traced.arrival_s)
+        while self._changes:
+            self._pass_time(self._changes[0].time_s)
         while self._held:  # replicas are on their way
             self._pass_time(self._control_s)
         self._run_until(None)
@@ -158,8 +160,11 @@ class Simulation:
         while self._changes and self._changes[0].time_s <= time_s:
             change = self._changes.popleft()
             self._pass_time(change.time_s)
-            self._lose(change.place, change.time_s) if change.is_loss else self._return(change.place)
-            self._set_open()
+            self._fleet.advance(change.time_s, lambda place: False)
+            if change.is_loss:
+                self._lose(change.place, change.time_s)
+            else:
+                self._return(change.place, change.time_s)
         while self._scaler is not None and self._control_s <= time_s:
             self._run_until(self._control_s)
             self._scale(self._scaler, self._control_s)
@@ -174,7 +179,10 @@ class Simulation:
         loads = {place: self._loads[place] for place, phase in enumerate(fleet.phases) if phase is Phase.OPEN}
         fleet.scale_to(scaler.decide(loads, len(self._held), fleet.num_target, now_s), now_s)
         self._set_open()
-        if fleet.num_open:
+        self._admit_held(now_s)
+
+    def _admit_held(self, now_s: float) -> None:
+        if self._fleet.num_open:
             held, self._held = self._held, deque()
             for request in held:
                 self._arrive(request, now_s)
@@ -291,9 +299,11 @@ class Simulation:
             )
             self._arrive(SimulatedRequest(request.number, rest), now_s)
 
-    def _return(self, place: int) -> None:
+    def _return(self, place: int, now_s: float) -> None:
         self._fleet.restore(place)
         self._renew(place)
+        self._set_open()
+        self._admit_held(now_s)
 
     def _ingress_of(self, request: SimulatedRequest) -> SimulatedIngress:
         return self.ingresses[request.number % len(self.ingresses)]
