@@ -62,6 +62,12 @@ class Trace:
         """Its first requests; None: all."""
         return self if num_requests is None else replace(self, requests=self.requests[:num_requests])
 
+    def after(self, num_requests: int) -> Trace:
+        """What follows its first requests, as if it began there."""
+        rest = self.requests[num_requests:]
+        start_s = rest[0].arrival_s if rest else 0.0
+        return replace(self, requests=[replace(one, arrival_s=one.arrival_s - start_s) for one in rest])
+
     def at_rate(self, rate: float) -> Trace:
         """The same requests, ``rate`` times as fast."""
         return replace(self, requests=[replace(one, arrival_s=one.arrival_s / rate) for one in self.requests])

@@ -70,6 +70,7 @@ def simulate(
     target_ttft_s: Annotated[float, typer.Option(min=0.001, help="Promised time to first token.")] = 2.0,
     target_tpot_s: Annotated[float, typer.Option(min=0.001, help="Promised time per output token.")] = 0.1,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first ones. [all]")] = None,
+    skip_requests: Annotated[int, typer.Option(min=0, help="Leave the first ones out.")] = 0,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Add the figures to the runs in this file.")
     ] = None,
@@ -94,7 +95,7 @@ def simulate(
         targets=ScaleTargets(target_ttft_s, target_tpot_s),
     )
     comparison = Comparison(
-        trace=read_trace(trace).first(max_requests).at_rate(rate),
+        trace=read_trace(trace).after(skip_requests).first(max_requests).at_rate(rate),
         model=read_replica_model(replica_model),
         policies=list(POLICIES) if policy == "all" else policy.split(","),
         rules=autoscale.split(",") if autoscale else [],
@@ -112,6 +113,7 @@ def simulate(
         "replicas": replicas,
         "ingress_replicas": ingress_replicas,
         "replica_model": comparison.model.model_dump(),
+        **({"skipped_requests": skip_requests} if skip_requests else {}),
         **({"outages": outage} if outage else {}),
         **({"scale": asdict(scale)} if autoscale else {}),
     }

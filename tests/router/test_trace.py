@@ -61,6 +61,8 @@ def test_a_trace_can_be_cut_and_played_faster() -> None:
     trace = Trace(16, [TraceRequest(float(i), 3, 1, []) for i in range(4)])
 
     assert [one.arrival_s for one in trace.first(3).at_rate(2.0).requests] == [0, 0.5, 1]
+    assert [one.arrival_s for one in trace.after(2).first(2).requests] == [0, 1]
+    assert not trace.after(len(trace.requests)).requests
     assert trace.span_s == 3
 
 
