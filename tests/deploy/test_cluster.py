@@ -307,6 +307,32 @@ def test_a_killed_replica_is_replaced(cluster: ServedCluster, client: openai.Ope
     assert complete(client, cluster)
 
 
+@pytest.mark.slow
+def test_a_replica_that_comes_in_place_of_a_killed_one_takes_from_the_queue_of_the_other(
+    cluster: ServedCluster,
+) -> None:
+    wait_for(lambda: num_open_replicas(cluster) == 2, 90, "two replicas are open")
+    brains = cluster.processes("workers.brain")
+
+    def ask(number: int) -> dict[str, Any]:
+        body = {"model": cluster.model, "prompt": f"{number} " + 60 * PROMPT, "max_tokens": 2}
+        headers = {"X-Shoal-Explain": "1"}
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=200)
+        assert answer.status_code == 200, answer.text
+        told: dict[str, Any] = answer.json()["shoal"]["choices"][0]
+        return told
+
+    with ThreadPoolExecutor(60) as pool:
+        asked = [pool.submit(ask, number) for number in range(60)]
+        wait_for(lambda: any(one.done() for one in asked), 90, "one of the requests is answered")
+        brains[0].kill()
+        told = [one.result() for one in asked]
+
+    assert all(choice["finish_reason"] == "length" for choice in told)
+    assert any(choice["num_migrations"] for choice in told), "requests of the killed one went on at the other"
+    assert any(choice["num_moves"] for choice in told), "some of them went to the new one"
+
+
 # -- the machine --------------------------------------------------------------------------------------------
 
 
