@@ -40,6 +40,7 @@ from workers.brain_messages import (
     Update,
 )
 from workers.channel.link import new_endpoint
+from workers.child_module import start_module
 from workers.engine.request import EngineRequest
 from workers.framing import LENGTH_BYTES, frame
 
@@ -205,4 +206,4 @@ class BrainClient:
 
 
 def _spawn(stdin: socket.socket) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "workers.brain"], stdin=stdin.fileno())
+    return start_module("workers.brain", stdin.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.text import grammar_check
+from router.text import grammar_check, grammar_process
 from router.text.grammar_check import GrammarCheck
 from router.text.grammars import json_schema_grammar
 from workers.engine.errors import InvalidRequest
@@ -123,4 +124,36 @@ async def test_a_grammar_that_takes_its_time_holds_up_no_other() -> None:
     assert not any(task.done() for task in slow)
     check.close()
     results = await asyncio.gather(*slow, return_exceptions=True)
-    assert all(isinstance(one, InvalidRequest | asyncio.CancelledError) for one in results)
+    assert all(isinstance(one, RuntimeError | asyncio.CancelledError) for one in results)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_a_process_that_was_ended_or_stopped_is_replaced(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_process, "_START_S", 1.0)
+    check = GrammarCheck(BYTES, frozenset({256}), cpu_s=0.2)  # type: ignore[arg-type]
+    await check.check('start: "a"', "guided_grammar")
+    process = check._processes[0]._process
+    assert process is not None
+
+    process.send_signal(number)
+    await check.check('start: "b"', "guided_grammar")
+
+    assert process.returncode is not None
+    with pytest.raises(InvalidRequest, match="guided_grammar"):
+        await check.check("start: (", "guided_grammar")
+    check.close()
+
+
+async def test_a_folder_of_the_users_own_does_not_take_our_modules_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("router", "workers", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of the user')")
+    monkeypatch.chdir(tmp_path)
+    check = GrammarCheck(BYTES, frozenset({256}))  # type: ignore[arg-type]
+
+    await check.check('start: "a"', "guided_grammar")
+
+    check.close()
