@@ -88,7 +88,7 @@ def _choice(choice: Choice, arrival_s: float, max_candidates: int | None) -> dic
     num_cached = choice.num_cached_tokens or 0
     first_s = course.first_s if course.first_s is not None else arrival_s
     placed_s = placements[0].at_s if placements else arrival_s
-    queue_s = choice.journal.waited_before_moving_s + course.waited_s
+    queue_s = choice.journal.waited_before_moving_s(course.first_s) + course.waited_s
     return {
         "index": choice.index,
         "finish_reason": choice.finish_reason,

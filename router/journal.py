@@ -159,11 +159,14 @@ class Journal:
         """Times that it went on elsewhere after its replica was lost to it."""
         return max(0, len(self.placements) - 1 - len(self.moves))
 
-    @property
-    def waited_before_moving_s(self) -> float:
-        """In the queues that it has left."""
+    def waited_before_moving_s(self, first_s: float | None) -> float:
+        """In the queues that it left before its first token, which came at ``first_s``.
+
+        Where it waits after that, its replica having been lost, its next token is late.
+        """
         pairs = pairwise(self.placements)
-        return sum((after.at_s - before.at_s for before, after in pairs if after.moved is not None), 0.0)
+        left = [(before, after) for before, after in pairs if after.moved is not None]
+        return sum((b.at_s - a.at_s for a, b in left if first_s is None or b.at_s <= first_s), 0.0)
 
     @property
     def is_complete(self) -> bool:

@@ -152,7 +152,7 @@ def _phases(choice: Choice, arrival_s: float) -> list[tuple[str, float, float, A
     placed_s = placements[0].at_s
     phases = [("place", arrival_s, placed_s, _placed(placements[0]))]
     if course.first_s is not None:
-        queue_s = choice.journal.waited_before_moving_s + course.waited_s
+        queue_s = choice.journal.waited_before_moving_s(course.first_s) + course.waited_s
         computed_s = min(placed_s + queue_s, course.first_s)
         last_s = max(course.first_s, course.last_s or course.first_s)
         num_cached, num_on_host = choice.num_cached_tokens or 0, course.num_host_cached_tokens
