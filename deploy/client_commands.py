@@ -76,28 +76,26 @@ def run_batch(
     """Answer a file of requests: one JSON object a line in, one a line out, in the order they end.
 
     Answers are written to OUTPUT-FILE.partial, which takes the name when all are there: what was in the file before
-    stays until then, and a run that is broken off leaves what it has.
+    stays until then, and a run that is broken off leaves what it has. A pipe, a device, and a file in a folder that
+    takes no other are written line by line as they are.
     """
     from deploy.batch import read_batch, run
     from deploy.client import Client
-    from deploy.output_file import check_output, partial_of
+    from deploy.output_file import check_output, is_same_file, partial_of
 
     requests = read_batch(input_file)
-    if output_file.exists() and output_file.samefile(input_file):
-        raise InvalidRequest(f"--output-file {output_file} is the input file: name another", "output_file")
-    check_output(output_file, "--output-file")
-    try:
-        if model is None:
-            Client(url, api_key).first_model()  # where nobody answers, no request of the batch would be
-            summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
-        else:
-            summary = _served(
-                model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency))
+    for written in (output_file, partial_of(output_file)):
+        if is_same_file(written, input_file):
+            raise InvalidRequest(
+                f"--output-file {output_file} would overwrite the input, {written}: name another",
+                "output_file",
             )
-    except KeyboardInterrupt:
-        if partial_of(output_file).exists():
-            console.print(f"Broken off; answers until then: {partial_of(output_file)}")
-        raise
+    check_output(output_file, "--output-file")
+    if model is None:
+        Client(url, api_key).first_model()  # where nobody answers, no request of the batch would be
+        summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
+    else:
+        summary = _served(model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency)))
     console.print(f"{summary.num_answered} answered, {summary.num_failed} failed: {output_file}")
     if summary.num_failed:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from deploy.lines import file_lines, line_value
-from deploy.output_file import check_output, open_output
+from deploy.output_file import check_output, is_same_file, open_output
 from workers.engine.errors import InvalidRequest
 
 
@@ -39,7 +39,10 @@ def generate(
     """Complete prompts in this process, without a server."""
     if output is not None:
         check_output(output, "--output")
-    prompts = read_prompts(Path(prompt[0])) if len(prompt) == 1 and _is_file(prompt[0]) else list(prompt)
+    prompt_file = Path(prompt[0]) if len(prompt) == 1 and _is_file(prompt[0]) else None
+    if output is not None and prompt_file is not None and is_same_file(output, prompt_file):
+        raise InvalidRequest(f"--output {output} would overwrite the prompts in it: name another", "output")
+    prompts = list(prompt) if prompt_file is None else read_prompts(prompt_file)
     from shoal import LLM, SamplingParams
 
     llm = LLM(

@@ -216,3 +216,16 @@ async def test_a_file_that_cannot_be_written_is_told_before_anything_is_sent(tmp
     requests = [BatchRequest("a", "/v1/completions", {})]
     with pytest.raises(InvalidRequest, match=r"--output-file .* cannot be written: No such file"):
         await run(requests, tmp_path / "no" / "out", "http://shoal", None, 1, httpx.MockTransport(handler))
+
+
+@pytest.mark.parametrize("given", ["out", "out.partial", "link"])
+def test_a_batch_does_not_overwrite_its_own_requests(tmp_path: Path, given: str) -> None:
+    (tmp_path / "link").symlink_to("out.partial")
+    (tmp_path / given).write_text(line())
+    command = ["run-batch", "-i", str(tmp_path / given), "-o", str(tmp_path / "out")]
+
+    result = CliRunner().invoke(app, [*command, "--url", "http://127.0.0.1:9"])
+
+    assert isinstance(result.exception, InvalidRequest)
+    assert "would overwrite the input" in str(result.exception)
+    assert (tmp_path / given).read_text() == line()

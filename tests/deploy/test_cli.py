@@ -91,6 +91,7 @@ def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: P
         (["Hi", "--output", str(tmp_path / "none" / "out")], "out cannot be written: No such file"),
         (["Hi", "--output", str(tmp_path)], "cannot be written: Is a directory"),
         ([str(binary)], r"prompts\.txt cannot be read"),
+        ([str(binary), "--output", str(binary)], r"prompts\.txt would overwrite the prompts in it"),
     ):
         result = CliRunner().invoke(app, ["generate", *arguments])
         with pytest.raises(InvalidRequest, match=says):
