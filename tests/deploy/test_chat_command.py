@@ -98,10 +98,15 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make standard input the terminal that sends signals to this process."""
+    """Make standard input the terminal that sends signals to this process, and hear them.
+
+    What is started in a script's background inherits that Ctrl-C is ignored.
+    """
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
