@@ -32,6 +32,18 @@ def check_output(path: Path, flag: str) -> None:
         raise _not_written(path, flag, error) from None
 
 
+def make_folder_of(path: Path, flag: str) -> None:
+    """Make the folder that ``path`` is to be in.
+
+    Raises:
+        InvalidRequest: it cannot be made; the message names ``flag``.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_written(path, flag, error) from None
+
+
 @contextmanager
 def open_output(path: Path, flag: str) -> Iterator[TextIO]:
     """Open ``path`` to write text line by line, whatever was in it before.

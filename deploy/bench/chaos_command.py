@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.options import JsonOption
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.tables import print_table
@@ -38,7 +38,7 @@ def chaos(
     faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
     stall_timeout_s: Annotated[float, typer.Option(help="When a stopped process counts as stuck.")] = 10.0,
     drain_timeout_s: Annotated[float, typer.Option(help="How long a replica that leaves may go on.")] = 2.0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """Kill, stop, scale and roll out parts of a cluster of its own while streams run; count those that notice."""
     from deploy.bench.chaos import run_round

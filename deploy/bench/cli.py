@@ -13,6 +13,7 @@ import typer
 
 from deploy.bench.chaos_command import chaos
 from deploy.bench.fairness_command import fairness
+from deploy.bench.options import JsonOption
 from deploy.bench.perplexity_command import perplexity
 from deploy.bench.report import environment, show_runs, write_result
 from deploy.bench.scale_step_command import scale_step
@@ -31,9 +32,6 @@ app.command()(perplexity)
 app.command()(scale_step)
 app.command()(chaos)
 app.command()(fairness)
-
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
-
 
 ModelOption = Annotated[
     str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")

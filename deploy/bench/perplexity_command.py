@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.options import JsonOption
 from deploy.bench.report import environment, show_runs, write_result
 from workers.engine.errors import InvalidRequest
 
@@ -25,7 +26,7 @@ def perplexity(
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 8000,
     piece_len: Annotated[int, typer.Option(min=2, help="Tokens that are read together.")] = 1000,
     cpu_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """How well a model foretells a text, and what it loses against another form of it, with the standard error."""
     from deploy.bench.perplexity import perplexity as perplexity_of

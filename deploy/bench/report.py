@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.console import console
+from deploy.output_file import make_folder_of, open_output
 from deploy.tables import print_table
 
 
@@ -28,10 +29,15 @@ def environment() -> dict[str, Any]:
 
 
 def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Write ``result`` as indented JSON; None: nowhere."""
+    """Write ``result`` as indented JSON; None: nowhere.
+
+    Raises:
+        InvalidRequest: it cannot be written.
+    """
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        make_folder_of(path, "--json")
+        with open_output(path, "--json") as file:
+            file.write(json.dumps(result, indent=2) + "\n")
 
 
 def show_runs(title: str, rows: list[dict[str, Any]]) -> None:

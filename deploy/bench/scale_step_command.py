@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.options import JsonOption, checked_output
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.output_file import open_output
 
 
 def scale_step(
@@ -20,8 +22,11 @@ def scale_step(
     ] = 1.0,
     high: Annotated[float, typer.Option(min=0.1, help="And in between.")] = 12.0,
     max_replicas: Annotated[int, typer.Option(min=2)] = 3,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    svg_path: Annotated[Path | None, typer.Option("--svg", help="Draw replicas over time here.")] = None,
+    json_path: JsonOption = None,
+    svg_path: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Draw replicas over time here.", callback=checked_output),
+    ] = None,
 ) -> None:
     """A step in load on a cluster of its own that scales: replicas over time. No model, steps by formula."""
     from deploy.bench.http_load import LoadPlan
@@ -52,4 +57,5 @@ def scale_step(
     if svg_path is not None:
         tens = [(at_s, count / 10) for at_s, count in found.requests]
         chart = make_chart("A step in load", {"replicas": found.replicas, "tens of requests": tens})
-        svg_path.write_text(chart.svg)
+        with open_output(svg_path, "--svg") as file:
+            file.write(chart.svg)

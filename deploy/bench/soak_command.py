@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.options import JsonOption
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.deployed_cluster import DeployedCluster
@@ -39,7 +39,7 @@ def soak(
             help="In the middle, replace every replica and then every ingress process by a new one."
         ),
     ] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """A steady load on a cluster of its own: what fails, and what grows in memory, files, threads and tasks."""
     from deploy.bench.http_load import LoadPlan

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.options import JsonOption
 from deploy.bench.report import environment, write_result
 from deploy.console import console
 
@@ -18,7 +18,7 @@ def structured(
     output_len: Annotated[int, typer.Option(min=8, help="Output tokens.")] = 160,
     load_format: Annotated[str, typer.Option(help="dummy: random weights.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """What grammars add to a decode step, and that outputs follow them. The model needs a tokenizer."""
     from deploy.bench.structured import measure

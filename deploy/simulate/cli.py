@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deploy.bench.options import checked_output
 from deploy.bench.report import environment, write_result
 from deploy.console import console
+from deploy.output_file import open_output
 from deploy.tables import print_table
 from router.placement.policy import POLICIES
+from workers.engine.errors import InvalidRequest
 
 SHOWN = {
     "hit_share": "hits",
@@ -72,10 +75,14 @@ def simulate(
     max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first ones. [all]")] = None,
     skip_requests: Annotated[int, typer.Option(min=0, help="Leave the first ones out.")] = 0,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Add the figures to the runs in this file.")
+        Path | None,
+        typer.Option("--json", help="Add the figures to the runs in this file.", callback=checked_output),
     ] = None,
     html_path: Annotated[
-        Path | None, typer.Option("--html", help="Write curves of latency, hits and load as a page.")
+        Path | None,
+        typer.Option(
+            "--html", help="Write curves of latency, hits and load as a page.", callback=checked_output
+        ),
     ] = None,
 ) -> None:
     """Replay TRACE in virtual time: the router's own policies and the engine's own scheduler, no GPU."""
@@ -117,17 +124,18 @@ def simulate(
         **({"outages": outage} if outage else {}),
         **({"scale": asdict(scale)} if autoscale else {}),
     }
+    earlier = _earlier_runs(json_path)
     about, figures, runs = environment(), [], []
     for one, run in comparison.run():
         figures.append(one)
         runs.append(run)
     title = f"{trace.name} at {rate:g} times its rate on {replicas} replicas ({comparison.model.kind})"
     _show(title, figures)
-    if json_path is not None:
-        _add_runs(json_path, [{"environment": about, "settings": settings, **one} for one in figures])
+    added = [{"environment": about, "settings": settings, **one} for one in figures]
+    write_result(json_path, {"bench": "simulate", "runs": [*earlier, *added]})
     if html_path is not None:
-        html_path.parent.mkdir(parents=True, exist_ok=True)
-        html_path.write_text(render_page(title, settings, runs))
+        with open_output(html_path, "--html") as file:
+            file.write(render_page(title, settings, runs))
 
 
 def _show(title: str, figures: list[dict[str, Any]]) -> None:
@@ -135,7 +143,19 @@ def _show(title: str, figures: list[dict[str, Any]]) -> None:
     print_table(console, ["policy", *SHOWN.values()], rows, title)
 
 
-def _add_runs(path: Path, runs: list[dict[str, Any]]) -> None:
-    """Append to the results of earlier calls, so that one file can hold a whole comparison."""
-    earlier = json.loads(path.read_text())["runs"] if path.exists() else []
-    write_result(path, {"bench": "simulate", "runs": [*earlier, *runs]})
+def _earlier_runs(path: Path | None) -> list[dict[str, Any]]:
+    """Results of earlier calls, so that one file can hold a whole comparison.
+
+    Raises:
+        InvalidRequest: the file has something else in it.
+    """
+    if path is None or not path.is_file():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+        runs = json.loads(text)["runs"] if text else []
+    except (OSError, ValueError, KeyError, TypeError):
+        runs = None
+    if not isinstance(runs, list):
+        raise InvalidRequest(f"--json {path} holds no runs of `shoal simulate`: name another file", "json")
+    return runs

@@ -22,6 +22,7 @@ from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaView
 from router.trace import Trace, TraceRequest
 from workers.engine.engine import Engine
+from workers.engine.errors import InvalidRequest
 
 KINDS = ("engine", "fifo")
 BLOCK_SIZE = 64
@@ -307,6 +308,19 @@ def test_the_command_adds_its_figures_to_a_file_and_draws_a_page(tmp_path) -> No
     assert all(run["environment"]["date"] and run["settings"]["replicas"] == 2 for run in runs)
     assert all(run["num_requests"] == 20 and run["hit_share"] > 0.3 for run in runs)
     assert "least-load" in page.read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": 3}', '{"bench": "soak"}'])
+def test_a_file_that_holds_something_else_is_told_and_kept(tmp_path, text: str) -> None:
+    trace, found = tmp_path / "trace.jsonl", tmp_path / "found.json"
+    trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}')
+    found.write_text(text)
+
+    outcome = CliRunner().invoke(app, ["simulate", str(trace), "--json", str(found)])
+
+    assert isinstance(outcome.exception, InvalidRequest)
+    assert "holds no runs of" in str(outcome.exception)
+    assert found.read_text() == text
 
 
 def test_the_page_is_well_formed_and_says_all_names() -> None:
