@@ -145,7 +145,9 @@ class ScriptedReplica(shoal_pb2_grpc.ReplicaServicer):
     def _count(self, load: pb.Load) -> None:
         """What runs and what waits; of those that wait, prompts are to be computed whole."""
         waiting = self._waiting
-        load.num_running, load.num_waiting = len(self._running) - len(waiting), len(waiting)
+        load.num_running = len(self._running) - len(waiting)
+        if self.seats is not None:  # otherwise as a test has set it
+            load.num_waiting = len(waiting)
         load.num_steps = self._num_steps
         if waiting:
             load.num_queued_tokens = sum(len(one.submit.prompt_token_ids) for one in waiting)
