@@ -25,6 +25,7 @@ SCRIPTED = ("--scripted", "--scripted-step-s", "0.02", "--replicas", "1")
 def stream_events(cluster: ServedCluster, max_tokens: int, on_event: Callable[[], None]) -> list[str]:
     body: dict[str, Any] = {
         "model": cluster.model, "prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
     }  # fmt: skip
     with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
         events = []
@@ -39,7 +40,7 @@ def test_sigterm_lets_streams_end_and_tells_those_that_do_not(
     start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
 ) -> None:
     """Its console is JSON, line by line."""
-    cluster = start_cluster(*SCRIPTED, "--drain-timeout-s", "3", "--log-format", "json")
+    cluster = start_cluster(*SCRIPTED, "--drain-timeout-s", "5", "--log-format", "json")
     cluster.wait_until_up()
     begun: set[int] = set()
     with ThreadPoolExecutor(2) as pool:
@@ -52,7 +53,7 @@ def test_sigterm_lets_streams_end_and_tells_those_that_do_not(
         assert cluster.stop(signal.SIGTERM) == 0
 
     assert short.result()[-1] == "[DONE]"
-    assert len(short.result()) >= 76
+    assert json.loads(short.result()[-2])["usage"]["completion_tokens"] == 75
     assert json.loads(long.result()[-1])["error"]["code"] == "shutting_down"
     assert runtime.processes() == []
     lines = [json.loads(line) for line in cluster.log]
