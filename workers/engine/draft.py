@@ -12,8 +12,7 @@ from workers.engine.plan import BlockCopy, Branch, Fork, LateMasks, NewRow, Step
 from workers.engine.request_state import RequestState
 
 _SHARE_OF_COPIES = 0.1
-"""Of a step's time. It is what copying all KV takes that an H200 computes at its fastest (31,000 tokens/s of an 8B
-model at 50 GB/s); what it excludes is a burst that the host has to queue, some 10 us a block, between short steps."""
+"""Of a step's time; what it excludes is a burst that the host has to queue, some 10 us a block, between short steps."""
 
 
 _LEAST_PREFILL_S = 1e-6
@@ -186,20 +185,27 @@ class Draft:
             tail_copies=tail_copies or [],
             forks=self.forks,
         )
-        work = StepWork(
+        return plan, LaunchedStep(self.step_id, sampling, self._work, deferred)
+
+    @property
+    def num_hidden_copies(self) -> int:
+        """Blocks that may be copied beside the step, though nobody waits for them, so that nobody notices."""
+        if not self.cost.copy_block_s:
+            return sys.maxsize
+        work = self._work
+        step_s = self.cost.step_s(
+            work.num_decodes, work.num_prefill_tokens, work.num_context_tokens, work.num_attended
+        )
+        return int(_SHARE_OF_COPIES * step_s / self.cost.copy_block_s)
+
+    @property
+    def _work(self) -> StepWork:
+        decodes, prefills = self.decodes, self.prefills
+        return StepWork(
             len(decodes.rows),
             sum(prefills.num_tokens),
             sum(decodes.starts),
             sum(map(attended, prefills.num_tokens, prefills.starts)),
-        )
-        return plan, LaunchedStep(self.step_id, sampling, work, deferred)
-
-    @property
-    def num_copies_beside(self) -> int:
-        """Blocks that may be copied beside the step, though nobody waits for them, so that nobody notices."""
-        step_s = self.cost.step_s(len(self.decodes.rows), sum(self.prefills.num_tokens))
-        return (
-            int(_SHARE_OF_COPIES * step_s / self.cost.copy_block_s) if self.cost.copy_block_s else sys.maxsize
         )
 
     @property

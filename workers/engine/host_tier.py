@@ -16,6 +16,9 @@ from workers.engine.cache_log import HOST, CacheLog
 from workers.engine.config import EngineConfig
 from workers.engine.plan import BlockCopy
 
+_MOST_HIDDEN = 5
+"""Where steps hand out more blocks than their hidden copies, copies may take so many times as long: half of a step."""
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -39,11 +42,16 @@ class HostTier:
         """Copies not known to be done, oldest first; the last may be in the making."""
         self._loading: dict[int, int] = {}
         """Device blocks that copies in will fill: the step whose plan has the copy."""
-        # What two of the largest steps can hand out is kept copied, and looked at again after a quarter of it.
+        # What four of the largest steps can hand out is kept copied, since copies are known to be done two or three
+        # steps later, and looked at again after a quarter of it.
         step_blocks = config.max_num_batched_tokens // config.block_size + 1
-        self._num_cold_wanted = min(2 * step_blocks, config.num_blocks // 2)
+        self._num_cold_wanted = min(4 * step_blocks, config.num_blocks // 2)
         self._next_look = 0
         """Device blocks handed out since start at which to look for cold ones again."""
+        self._num_handed_out = 0
+        """Device blocks handed out before the last step."""
+        self._num_due = 0
+        """Cold blocks that could have been copied since the last batch of them."""
         self._max_swapped = config.num_host_blocks - int(config.kv_host_fraction * config.num_host_blocks)
         self._num_swapped = 0
         self.copied = -1
@@ -130,12 +138,20 @@ class HostTier:
             self._loading[device_block] = step_id
         self.num_blocks_in += len(host_blocks)
 
-    def drift(self, step_id: int, num_spare: int) -> None:
+    def drift(self, step_id: int, num_spare: int, num_hidden: int) -> None:
         """Copy out the coldest cached blocks before they are handed out anew.
 
-        They are held meanwhile, so at most ``num_spare`` at a time. One batch of it at a time.
+        They are held meanwhile, so at most ``num_spare`` at a time. One batch of it at a time: for each step since the
+        last one ``num_hidden``, or as many as the steps hand out. Fewer, and each prompt would lose some blocks, behind
+        which nothing can be found.
         """
-        if self.is_freeing or self._device.num_taken < self._next_look:
+        num_taken = self._device.num_taken - self._num_handed_out
+        self._num_handed_out += num_taken
+        self._num_due += max(num_hidden, min(num_taken, _MOST_HIDDEN * num_hidden))
+        if self.is_freeing:
+            return
+        num_due, self._num_due = self._num_due, 0
+        if self._device.num_taken < self._next_look:
             return
         # Copied ones stay at the front of the free list, so that what is looked at next time are the same and as many
         # behind them as have been handed out since.
@@ -148,7 +164,7 @@ class HostTier:
         if not cold:
             self._next_look = self._device.num_taken + self._num_cold_wanted // 4 + 1
             return
-        cold = cold[: min(num_spare, self._pool.num_free)]
+        cold = cold[: min(num_spare, num_due, self._pool.num_free)]
         # The coldest last: it returns to the front of the free list as it was.
         for (block_id, block_hash), host_block in zip(
             reversed(cold), self._pool.take(len(cold)), strict=True

@@ -127,9 +127,8 @@ class Scheduler:
         host = self._cache.host
         if host.num_blocks and not draft.is_empty and not draft.is_starved:
             spare = self._cache.num_unpromised_blocks - draft.num_promised_blocks
-            host.drift(
-                draft.step_id, max(0, min(spare - self._config.num_watermark_blocks, draft.num_copies_beside))
-            )
+            spare -= self._config.num_watermark_blocks
+            host.drift(draft.step_id, max(0, spare), draft.num_hidden_copies)
         swap_out, swap_in = host.take_plan(draft.step_id)
         if draft.is_empty and not swap_out and not swap_in and late_masks is None:
             return None
