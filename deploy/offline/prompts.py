@@ -84,7 +84,7 @@ def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, li
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InvalidRequest(f"a prompt is {_named(given)}; {_FORMS}", "prompt")
     try:
-        return text, [_token_id(one) for one in given]
+        return text, _token_ids(given)
     except TypeError as error:
         raise InvalidRequest(
             f"a prompt has token ids that are no integers ({error}); {_FORMS}", "prompt"
@@ -141,6 +141,12 @@ def params_for(
             "sampling_params",
         )
     return listed
+
+
+def _token_ids(given: Iterable[Any]) -> list[int]:
+    ids = list(given)
+    # Plain integers, as they nearly always are, need no look at each.
+    return ids if set(map(type, ids)) <= {int} else [_token_id(one) for one in ids]
 
 
 def _token_id(value: Any) -> int:

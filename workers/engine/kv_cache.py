@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from workers.engine.block_pool import BlockPool
 from workers.engine.cache_log import CacheLog
@@ -102,8 +103,11 @@ class KVCache:
         is_reusable = self._caches_prefixes and not _needs_all_tokens(request)
         limit = (len(request.token_ids) - 1) // size if is_reusable else 0
         device: list[int] = []
-        for index in range(limit):
-            block_id = pool.find(request.hash_at(index, size, root))
+        if limit > 0:
+            request.hash_at(limit - 1, size, root)
+        hashes = request.block_hashes
+        for block_hash in islice(hashes, limit):
+            block_id = pool.find(block_hash)
             if block_id is None:
                 break
             device.append(block_id)
@@ -113,8 +117,8 @@ class KVCache:
             return Prefix(device, swapped.host_blocks[num_found:], swapped.num_tokens)
         host: list[int] = []
         if self.host.num_blocks:
-            for index in range(num_found, limit):
-                block_id = self.host.find(request.hash_at(index, size, root))
+            for block_hash in islice(hashes, num_found, limit):
+                block_id = self.host.find(block_hash)
                 if block_id is None:
                     break
                 host.append(block_id)
