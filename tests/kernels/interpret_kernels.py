@@ -33,6 +33,7 @@ from kernels import (
 )
 from kernels import decode_attention_work as decode_work
 from kernels import decode_prepare as prepare
+from kernels import enter_params as entering
 from kernels import paged_decode_attention as decode
 from kernels import prefill_attention as prefill
 from kernels import shared_prefix_attention as shared_prefix
@@ -116,6 +117,21 @@ def compare_draws(logits: Tensor) -> None:
     assert not whole.any()
 
 
+def check_enter_params() -> None:
+    """Each parameter arrives at its row and nowhere else."""
+    told = torch.randint(-(2**31), 2**31 - 1, (70, entering.PARAM_FIELDS), dtype=torch.int32)
+    told[:, 0] = torch.randperm(90)[:70]
+    told.view(torch.float32)[:, [1, 5, 7]] = torch.rand(70, 3)
+    outs = []
+    for run in (entering._launch, entering.enter_params_ref):
+        choices, top_k = torch.full((2, 90), 7, dtype=torch.int32)
+        temperatures, min_p, top_p = torch.full((3, 90), 0.25)
+        seeds = torch.full((90,), -7)
+        run(told, draw.DrawParams(temperatures, seeds, choices, filters.Filters(min_p, top_k, top_p)))
+        outs.append((temperatures, seeds, choices, min_p, top_k, top_p))
+    assert all(torch.equal(got, wanted) for got, wanted in zip(*outs, strict=True))
+
+
 def check_filters() -> None:
     """Floors keep what their reference keeps, but for what is never drawn."""
     for dtype, vocab in ((torch.float32, 3000), (torch.float16, 300)):
@@ -194,6 +210,7 @@ def main() -> None:
     check_masks()
     check_top_tokens()
     check_filters()
+    check_enter_params()
     errors = {
         name: float((got.float() - want.float()).abs().max() / want.float().abs().max())
         for name, got, want in cases()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,7 +17,11 @@ from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
 from workers.engine.plan import Branch, NewRow, StepPlan
 from workers.model.prefill_work import TILE_FIELDS, cut_queries
+from workers.model.step_arrays import StepArrays, upload
 from workers.model.step_inputs import StepInputs
+
+_FEW_TABLES = 3
+"""A copy each takes no longer than one of all and what spreads it."""
 
 
 class Batch:
@@ -54,15 +57,17 @@ class Batch:
         """Take in the plan's new rows and new blocks."""
         for new in plan.new_rows:
             self._enter(new)
+        tables = [(row, ids) for row, ids in zip(plan.rows, plan.new_block_ids, strict=True) if ids]
+        tables += [(fork.row, fork.block_ids) for fork in plan.forks if fork.block_ids]
         places: list[tuple[int, int, int]] = []
-        tables = [*zip(plan.rows, plan.new_block_ids, strict=True)]
-        tables += [(fork.row, fork.block_ids) for fork in plan.forks]
         for row, block_ids in tables:
             first = self._num_blocks[row]
-            places.extend((row, first + index, block_id) for index, block_id in enumerate(block_ids))
-            self._num_blocks[row] = first + len(block_ids)
-            if block_ids:
-                self.host_block_tables[row, first : first + len(block_ids)] = block_ids
+            end = self._num_blocks[row] = first + len(block_ids)
+            self.host_block_tables[row, first:end] = block_ids
+            if len(tables) <= _FEW_TABLES:
+                self._put(self.block_tables[row, first:end], block_ids)
+            else:
+                places.extend((row, first + index, block_id) for index, block_id in enumerate(block_ids))
         if places:
             rows, columns, block_ids_ = self._to_device(list(zip(*places, strict=True)))
             self.block_tables[rows, columns] = block_ids_.to(torch.int32)
@@ -101,7 +106,7 @@ class Batch:
         return replace(
             inputs,
             num_decodes=len(rows),
-            decode_block_tables=self._tables(rows, longest),
+            decode_block_tables=self._tables(rows, -(-longest // self.block_size)),
             decode_context_lens=context_lens,
             max_decode_context_len=longest,
         )
@@ -120,66 +125,97 @@ class Batch:
             plan: what to compute.
             min_num_tokens: at least so many.
             decode_work: how the attention of decoding rows is cut; tables and lengths say it otherwise.
-            num_decodes: rows, the first, that decode; None: those before the first of more than one token.
+            num_decodes: see ``arrays``.
             has_tiles: cut the queries of prompts into tiles without ``decode_work`` too.
         """
-        num_rows = len(plan.rows)
+        has_work = decode_work is not None
+        arrays = self.arrays(plan, num_decodes, has_work, has_work or has_tiles)
+        return self.upload(arrays, min_num_tokens, decode_work)
+
+    def arrays(self, plan: StepPlan, num_decodes: int | None, has_work: bool, has_tiles: bool) -> StepArrays:
+        """Return the step in numbers.
+
+        Args:
+            plan: what to compute.
+            num_decodes: rows, the first, that decode; None: those before the first of more than one token.
+            has_work: queries are counted from the step's first token, as ``StepInputs.decode_work`` wants them.
+            has_tiles: cut the queries of prompts into tiles.
+        """
         if num_decodes is None:
-            num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), num_rows)
-        context_lens = [start + count for start, count in zip(plan.starts, plan.num_tokens, strict=True)]
-        token_starts = [0, *accumulate(plan.num_tokens)]
-        sample_tokens = [token_starts[i + 1] - 1 for i in range(num_rows) if plan.samples[i]]
-        sample_tokens += [token_starts[plan.rows.index(fork.source) + 1] - 1 for fork in plan.forks]
-        num_tokens = token_starts[-1]
-        counts = np.array(plan.num_tokens)
-        base = num_decodes if decode_work is None else 0
-        query_starts = np.array(token_starts[num_decodes:]) - base
+            num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
+        rows, starts, counts = (np.array(one) for one in (plan.rows, plan.starts, plan.num_tokens))
+        context_lens = starts + counts
+        token_starts = np.concatenate([[0], np.cumsum(counts)])
+        ends = token_starts[1:] - 1
+        samples = np.array([*plan.samples], dtype=bool)
+        forks = [plan.rows.index(fork.source) for fork in plan.forks]
+        sample_tokens = np.concatenate([ends[samples], ends[forks] if forks else ends[:0]])
+        query_starts = token_starts[num_decodes:] - (0 if has_work else num_decodes)
         tiles = np.empty((0, TILE_FIELDS), dtype=np.int64)
-        if decode_work is not None or has_tiles:
-            tiles = cut_queries(query_starts, np.array(context_lens[num_decodes:], dtype=np.int64))
-        columns = [
-            # First, and so at an aligned address: a kernel has another variant for others.
-            np.arange(num_tokens) + np.repeat(np.array(plan.starts) - token_starts[:-1], counts),
-            np.repeat(plan.rows, counts),
-            np.array(plan.rows),
-            np.array(context_lens),
-            query_starts,
-            np.array(sample_tokens, dtype=np.int64),
-            np.array([len(tiles)]),
-            tiles.reshape(-1),
-        ]
-        # One copy for all of them.
-        packed = self._to_device([np.concatenate(columns)])[0]
-        positions_, rows_of_tokens, rows, lens, starts, sample_tokens_, num_tiles, tiles_ = packed.split(
-            [len(column) for column in columns]
+        if has_tiles:
+            tiles = cut_queries(query_starts, context_lens[num_decodes:])
+        positions = np.arange(token_starts[-1]) + np.repeat(starts - token_starts[:-1], counts)
+        rows_of_tokens = np.repeat(rows, counts)
+        blocks = self.host_block_tables[rows_of_tokens, positions // self.block_size]
+        longest = int(context_lens[num_decodes:].max(initial=0))
+        return StepArrays(
+            num_decodes=num_decodes,
+            token_places=rows_of_tokens * self.token_ids.shape[1] + positions,
+            positions=positions,
+            slots=blocks.astype(np.int64) * self.block_size + positions % self.block_size,
+            rows=rows,
+            context_lens=context_lens.astype(np.int32),
+            query_starts=query_starts.astype(np.int32),
+            sample_tokens=sample_tokens,
+            tiles=tiles.astype(np.int32),
+            num_prefill_blocks=-(-longest // self.block_size),
         )
-        lens = lens.to(torch.int32)
-        prefill_tiles = None
-        if len(tiles):
-            prefill_tiles = QueryTiles(
-                tiles_.to(torch.int32).view(-1, TILE_FIELDS), num_tiles.to(torch.int32)
-            )
-        blocks = self.block_tables[rows_of_tokens, positions_ // self.block_size].long()
-        token_ids = self.token_ids[rows_of_tokens, positions_].long()
-        if num_tokens < min_num_tokens:
-            token_ids = torch.nn.functional.pad(token_ids, (0, min_num_tokens - num_tokens))
-        max_decode = max(context_lens[:num_decodes], default=0)
-        max_prefill = max(context_lens[num_decodes:], default=0)
+
+    def upload(
+        self, arrays: StepArrays, min_num_tokens: int = 1, decode_work: DecodeAttention | None = None
+    ) -> StepInputs:
+        """Return ``arrays`` as tensors; see ``inputs``."""
+        num_decodes, num_tiles = arrays.num_decodes, np.array([len(arrays.tiles)], dtype=np.int32)
+        # Those of eight bytes first: what follows stays aligned.
+        positions, slots, places, rows, sample_tokens, lens, starts, tiles, num_tiles_ = upload(
+            [
+                arrays.positions,
+                arrays.slots,
+                arrays.token_places,
+                arrays.rows,
+                arrays.sample_tokens,
+                arrays.context_lens,
+                arrays.query_starts,
+                arrays.tiles,
+                num_tiles,
+            ],
+            self.device,
+        )
+        token_ids = self.tokens_at(places)
+        if len(token_ids) < min_num_tokens:
+            token_ids = torch.nn.functional.pad(token_ids, (0, min_num_tokens - len(token_ids)))
+        max_decode = int(arrays.context_lens[:num_decodes].max(initial=0))
+        # Where work is cut, decoding rows read the batch's tables.
+        decoding = rows[: num_decodes if decode_work is None else 0]
         return StepInputs(
             token_ids=token_ids,
-            positions=positions_,
-            slots=blocks * self.block_size + positions_ % self.block_size,
+            positions=positions,
+            slots=slots,
             num_decodes=num_decodes,
-            decode_block_tables=self._tables(rows[:num_decodes], max_decode),
+            decode_block_tables=self._tables(decoding, -(-max_decode // self.block_size)),
             decode_context_lens=lens[:num_decodes],
             max_decode_context_len=max_decode,
-            prefill_block_tables=self._tables(rows[num_decodes:], max_prefill),
-            prefill_query_starts=starts.to(torch.int32),
+            prefill_block_tables=self._tables(rows[num_decodes:], arrays.num_prefill_blocks),
+            prefill_query_starts=starts,
             prefill_context_lens=lens[num_decodes:],
-            sample_tokens=sample_tokens_,
+            sample_tokens=sample_tokens,
             decode_work=decode_work,
-            prefill_tiles=prefill_tiles,
+            prefill_tiles=QueryTiles(tiles, num_tiles_) if len(tiles) else None,
         )
+
+    def tokens_at(self, places: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the tokens at ``StepArrays.token_places``, int32."""
+        return torch.index_select(self.token_ids.view(-1), 0, places, out=out)
 
     def store(self, rows: list[int], positions: list[int], token_ids: Tensor) -> None:
         """Write a sampled token at its position in each row; 0 for ``NO_TOKEN``, since a launched step may read it."""
@@ -187,12 +223,16 @@ class Batch:
         self.token_ids[rows_, positions_] = token_ids.to(torch.int32).clamp_(min=0)
 
     def _enter(self, new: NewRow) -> None:
-        (token_ids,) = self._to_device([new.token_ids])
-        self.token_ids[new.row, : len(new.token_ids)] = token_ids.to(torch.int32)
+        self._put(self.token_ids[new.row, : len(new.token_ids)], new.token_ids)
         self._num_blocks[new.row] = 0
 
-    def _tables(self, rows: Tensor, max_context_len: int) -> Tensor:
-        return self.block_tables[rows, : -(-max_context_len // self.block_size)]
+    def _put(self, target: Tensor, values: Sequence[int]) -> None:
+        """Write to a part of a row in a single copy."""
+        source = torch.from_numpy(np.array(values, dtype=np.int32))
+        target.copy_(source if self.device.type == "cpu" else source.pin_memory(), non_blocking=True)
+
+    def _tables(self, rows: Tensor, num_blocks: int) -> Tensor:
+        return self.block_tables[rows, :num_blocks]
 
     def _to_device(
         self, columns: list[list[int]] | list[tuple[int, ...]] | list[NDArray[np.int64]]

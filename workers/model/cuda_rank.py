@@ -241,21 +241,24 @@ class CudaRank(Rank):
         if self.config.is_deterministic:
             # The tables say all: how work is cut depends on the whole batch.
             is_shared, work = self._buffers.tell(rows, last_positions, no_blocks, 0), None
-            inputs = self._batch.inputs(plan, num_decodes=self._num_output_rows(plan), has_tiles=True)
+            arrays = self._batch.arrays(plan, self._num_output_rows(plan), has_work=False, has_tiles=True)
         else:
             num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
             # A lone last token of a long prompt's chunk need not be sampled: then the tables do.
             is_cut = all(plan.samples[:num_decodes])
             is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
             work = self._buffers.attention(is_shared) if is_cut else None
-            inputs = self._batch.inputs(plan, decode_work=work)
-        if self._prefill_graphs is not None and work is not None and not is_shared:
-            attended, residual = self._prefill_graphs.run(inputs)
+            arrays = self._batch.arrays(plan, None, has_work=is_cut, has_tiles=is_cut)
+        graphs = self._prefill_graphs
+        if graphs is not None and work is not None and not is_shared and graphs.fits(arrays):
+            attended, residual, sample_tokens = graphs.run(arrays)
         else:
+            inputs = self._batch.upload(arrays, decode_work=work)
             attended, residual = self._decoder.attend_all(inputs, self._kv_cache)
+            sample_tokens = inputs.sample_tokens
         pooled = self._pool(plan, attended, residual)
         scored = self._score(plan, attended, residual)
-        logits = self._decoder.logits(attended, residual, inputs.sample_tokens)
+        logits = self._decoder.logits(attended, residual, sample_tokens)
         if rows:
             buffers, columns = self._buffers, self._buffers.columns
             draw(

@@ -14,12 +14,14 @@ from kernels.block_copy import copy_words
 from kernels.decode_attention_work import ITEM_FIELDS, DecodeAttention, DecodeWork
 from kernels.decode_prepare import DecodeColumns
 from kernels.draw import DrawParams, DrawShare, draw_scratch_len
+from kernels.enter_params import PARAM_FIELDS, enter_params
 from kernels.filters import Filters
 from kernels.shared_prefix_attention import SHARED_FIELDS, SharedWork, members_a_piece
 from workers.engine.plan import Branch, NewRow
 from workers.model.attention_work import TILE, cut_contexts
 from workers.model.batch import Batch
 from workers.model.shared_prefixes import MAX_PIECES, SharedCut, SharedPrefixes
+from workers.model.step_arrays import upload
 
 _HEADER = 16
 """int32 numbers before the columns: rows, shared pieces; then padding that keeps what follows aligned."""
@@ -165,24 +167,17 @@ class DecodeBuffers:
         if not new_rows:
             return
         self._prefixes.forget()
-        params, filters = self.params, self.params.filters
+        told = np.empty((len(new_rows), PARAM_FIELDS), dtype=np.int32)
+        floats = told.view(np.float32)
         given = [new.params for new in new_rows]
-        columns: list[tuple[Tensor, list[int] | list[float]]] = [
-            # Eight bytes each, as the rows: these come first.
-            (params.seeds, [_wrapped(one.seed) for one in given]),
-            (params.temperatures, [one.temperature for one in given]),
-            (params.choices, [one.choice_index for one in given]),
-            (filters.min_p, [one.min_p for one in given]),
-            (filters.top_k, [one.top_k for one in given]),
-            (filters.top_p, [one.top_p for one in given]),
-        ]
-        told = [torch.tensor([new.row for new in new_rows])]
-        told += [torch.tensor(values, dtype=tensor.dtype) for tensor, values in columns]
-        # One copy for all of them.
-        packed = torch.cat([one.view(torch.uint8) for one in told]).pin_memory()
-        rows, *parts = packed.to(self.hidden.device, non_blocking=True).split([one.nbytes for one in told])
-        for (tensor, _), part in zip(columns, parts, strict=True):
-            tensor[rows.view(torch.int64)] = part.view(tensor.dtype)
+        told[:, 0] = [new.row for new in new_rows]
+        floats[:, 1] = [one.temperature for one in given]
+        told[:, 2:4] = np.array([[_wrapped(one.seed)] for one in given], dtype=np.int64).view(np.int32)
+        told[:, 4] = [one.choice_index for one in given]
+        floats[:, 5] = [one.min_p for one in given]
+        told[:, 6] = [one.top_k for one in given]
+        floats[:, 7] = [one.top_p for one in given]
+        enter_params(upload([told], self.hidden.device)[0], self.params)
 
     def branch(self, branches: Sequence[Branch]) -> None:
         """Take over the sampling parameters of the rows that others go on from."""

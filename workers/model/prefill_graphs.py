@@ -7,15 +7,20 @@ before the last layer's products: which tokens are sampled, and how many, differ
 from __future__ import annotations
 
 import bisect
+import math
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
 from workers.model.batch import Batch
+from workers.model.decode_buffers import MAX_LAUNCHED
 from workers.model.llama import LlamaDecoder
 from workers.model.prefill_work import TILE_FIELDS, max_num_tiles
+from workers.model.step_arrays import StepArrays, aligned
 from workers.model.step_inputs import StepInputs
 
 _SIZES = (64, *range(128, 1025, 128), *range(1280, 2049, 256))
@@ -33,19 +38,30 @@ class PrefillGraphs:
         """Nothing is captured yet; decoding rows of a step are told of by ``decode_work``."""
         self._decoder = decoder
         self._kv_cache = kv_cache
+        self._batch = batch
         self._decode_work = decode_work
-        device, longest = batch.device, _SIZES[-1]
-        self._token_ids = torch.zeros(longest, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(longest, dtype=torch.int64, device=device)
-        self._slots = torch.full((longest,), -1, dtype=torch.int64, device=device)
-        num_blocks = batch.block_tables.shape[1]
-        self._tables = torch.zeros(_MAX_PREFILLS, num_blocks, dtype=torch.int32, device=device)
-        self._starts = torch.zeros(_MAX_PREFILLS + 1, dtype=torch.int32, device=device)
-        self._lens = torch.zeros(_MAX_PREFILLS, dtype=torch.int32, device=device)
-        self._tiles = QueryTiles(
-            torch.zeros(max_num_tiles(longest, _MAX_PREFILLS), TILE_FIELDS, dtype=torch.int32, device=device),
-            torch.zeros(1, dtype=torch.int32, device=device),
+        longest = _SIZES[-1]
+        self._layout = _Layout(
+            token_places=((longest,), torch.int64),
+            positions=((longest,), torch.int64),
+            slots=((longest,), torch.int64),
+            sample_tokens=((longest,), torch.int64),
+            starts=((_MAX_PREFILLS + 1,), torch.int32),
+            lens=((_MAX_PREFILLS,), torch.int32),
+            num_tiles=((1,), torch.int32),
+            tiles=((max_num_tiles(longest, _MAX_PREFILLS), TILE_FIELDS), torch.int32),
+            # Last: a step's copy ends where its tables do.
+            tables=((_MAX_PREFILLS, batch.block_tables.shape[1]), torch.int32),
         )
+        size = self._layout.num_bytes
+        self._told = torch.zeros(size, dtype=torch.uint8, device=batch.device)
+        self._parts = self._layout.cut(self._told)
+        self._token_ids = torch.zeros(longest, dtype=torch.int32, device=batch.device)
+        self._staging = torch.zeros(MAX_LAUNCHED, size, dtype=torch.uint8).pin_memory()
+        self._staged: list[dict[str, NDArray[Any]]] = [
+            {name: part.numpy() for name, part in self._layout.cut(turn).items()} for turn in self._staging
+        ]
+        self._turn = 0
         self._sizes: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[int, tuple[Tensor, Tensor]] = {}
@@ -68,48 +84,78 @@ class PrefillGraphs:
             pool = graph.pool()
             self._graphs[size] = graph
 
-    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Do what ``LlamaDecoder.attend_all`` does; results hold until the next step.
+    def fits(self, arrays: StepArrays) -> bool:
+        """True if there is a graph for the step; others are launched kernel by kernel."""
+        has_size = bool(self._sizes) and arrays.num_tokens <= self._sizes[-1]
+        return has_size and arrays.num_prefills <= _MAX_PREFILLS
 
-        Steps that no graph fits are launched kernel by kernel.
+    def run(self, arrays: StepArrays) -> tuple[Tensor, Tensor, Tensor]:
+        """Do what ``LlamaDecoder.attend_all`` does; return its results, which hold until the next step.
+
+        Third ``StepInputs.sample_tokens``, which hold as long.
         """
-        num_tokens, num_prefills = inputs.num_tokens, inputs.prefill_context_lens.shape[0]
-        index = bisect.bisect_left(self._sizes, num_tokens)
-        if index == len(self._sizes) or num_prefills > _MAX_PREFILLS:
-            return self._decoder.attend_all(inputs, self._kv_cache)
-        size = self._sizes[index]
-        self._token_ids[:num_tokens].copy_(inputs.token_ids)
-        self._positions[:num_tokens].copy_(inputs.positions)
-        self._slots[:num_tokens].copy_(inputs.slots)
-        self._slots[num_tokens:size].fill_(-1)
-        tables = inputs.prefill_block_tables
-        self._tables[:num_prefills, : tables.shape[1]].copy_(tables)
-        self._starts[: num_prefills + 1].copy_(inputs.prefill_query_starts)
-        self._starts[num_prefills + 1 :].fill_(num_tokens)
-        self._lens[:num_prefills].copy_(inputs.prefill_context_lens)
-        tiles = inputs.prefill_tiles
-        if tiles is None:
-            self._tiles.num_tiles.zero_()
-        else:
-            self._tiles.tiles[: tiles.tiles.shape[0]].copy_(tiles.tiles)
-            self._tiles.num_tiles.copy_(tiles.num_tiles)
+        size = self._sizes[bisect.bisect_left(self._sizes, arrays.num_tokens)]
+        end = self._stage(arrays, size)
+        self._told[:end].copy_(self._staging[self._turn, :end], non_blocking=True)
+        self._turn = (self._turn + 1) % MAX_LAUNCHED
+        self._batch.tokens_at(self._parts["token_places"][:size], out=self._token_ids[:size])
         self._graphs[size].replay()
-        return self._outputs[size]
+        return *self._outputs[size], self._parts["sample_tokens"][: len(arrays.sample_tokens)]
+
+    def _stage(self, arrays: StepArrays, size: int) -> int:
+        """Write a step, padded to ``size`` tokens, to pinned memory; return where it ends, in bytes."""
+        staged, num_tokens, num_prefills = self._staged[self._turn], arrays.num_tokens, arrays.num_prefills
+        staged["token_places"][:num_tokens] = arrays.token_places
+        staged["token_places"][num_tokens:size] = 0
+        staged["positions"][:num_tokens] = arrays.positions
+        staged["slots"][:num_tokens] = arrays.slots
+        staged["slots"][num_tokens:size] = -1
+        staged["sample_tokens"][: len(arrays.sample_tokens)] = arrays.sample_tokens
+        staged["starts"][: num_prefills + 1] = arrays.query_starts
+        staged["starts"][num_prefills + 1 :] = num_tokens
+        staged["lens"][:num_prefills] = arrays.context_lens[arrays.num_decodes :]
+        staged["num_tiles"][0] = len(arrays.tiles)
+        staged["tiles"][: len(arrays.tiles)] = arrays.tiles
+        tables, num_blocks = staged["tables"], arrays.num_prefill_blocks
+        rows = arrays.rows[arrays.num_decodes :]
+        tables[:num_prefills, :num_blocks] = self._batch.host_block_tables[rows, :num_blocks]
+        end = max(num_prefills - 1, 0) * tables.shape[1] + num_blocks
+        return self._layout.places["tables"] + end * tables.itemsize
 
     def _inputs(self, size: int) -> StepInputs:
-        nothing = self._token_ids[:0]
+        parts = self._parts
         return StepInputs(
             token_ids=self._token_ids[:size],
-            positions=self._positions[:size],
-            slots=self._slots[:size],
+            positions=parts["positions"][:size],
+            slots=parts["slots"][:size],
             num_decodes=1,
-            decode_block_tables=self._tables[:0],
-            decode_context_lens=self._lens[:0],
+            decode_block_tables=parts["tables"][:0],
+            decode_context_lens=parts["lens"][:0],
             max_decode_context_len=0,
-            prefill_block_tables=self._tables,
-            prefill_query_starts=self._starts,
-            prefill_context_lens=self._lens,
-            sample_tokens=nothing,
+            prefill_block_tables=parts["tables"],
+            prefill_query_starts=parts["starts"],
+            prefill_context_lens=parts["lens"],
+            sample_tokens=parts["sample_tokens"][:0],
             decode_work=self._decode_work,
-            prefill_tiles=self._tiles,
+            prefill_tiles=QueryTiles(parts["tiles"], parts["num_tiles"]),
         )
+
+
+class _Layout:
+    """Tensors of several types one after the other in bytes, each at an aligned address."""
+
+    def __init__(self, **parts: tuple[tuple[int, ...], torch.dtype]) -> None:
+        """Place each part's shape and type."""
+        self._parts = parts
+        self.places: dict[str, int] = {}
+        self.num_bytes = 0
+        for name, (shape, dtype) in parts.items():
+            self.places[name] = self.num_bytes
+            self.num_bytes += aligned(math.prod(shape) * dtype.itemsize)
+
+    def cut(self, told: Tensor) -> dict[str, Tensor]:
+        """The parts of ``told`` [num_bytes] uint8."""
+        return {
+            name: told[self.places[name] :][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for name, (shape, dtype) in self._parts.items()
+        }

@@ -15,7 +15,7 @@ class StepInputs:
     """A plan on the device. Tokens of decoding rows come first, one each, then those of the prefill rows."""
 
     token_ids: Tensor
-    """[num_padded_tokens] int64; padding holds 0."""
+    """[num_padded_tokens] int32; padding holds any."""
     positions: Tensor
     """[num_tokens] int64."""
     slots: Tensor

@@ -142,7 +142,10 @@ class TransformersDecoder:
 
     def _run_body(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         outputs = self._model.base_model(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **{KEYWORD: attention}
+            input_ids=token_ids[None].long(),
+            position_ids=positions[None],
+            use_cache=False,
+            **{KEYWORD: attention},
         )
         states: Tensor | None = getattr(outputs, "last_hidden_state", None)
         if states is None:
