@@ -47,6 +47,11 @@ class _UnderWay:
     reason: str
 
 
+REASONS = ("room", "joined", "draining")
+"""Why requests move, see ``Moved.reason``."""
+OUTCOMES = ("moved", "kept", "elsewhere", "ended")
+"""What became of a move; ``kept``: it had begun; ``elsewhere``: its new replica was lost meanwhile; ``ended``: its
+client left or its old replica was lost."""
 Send = Callable[[Sent, list[Ranked], Moved], None]
 """Sends a request to the first of a ranking."""
 
@@ -73,8 +78,7 @@ class QueueMoves:
             may_move: asked of each request.
         """
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Moves by reason (``Moved.reason``) and outcome: ``moved``; ``kept``, it had begun; ``elsewhere``, its new
-        replica was lost meanwhile; ``ended``, its client left or its old replica was lost."""
+        """Moves by reason and outcome."""
         self._mover = Mover(policy.costs_s) if policy.costs_s is not None else None
         self._sent = sent
         self._streams = streams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,7 @@ from router.generation import ABORTED, Generation
 from router.ingress import Ingress
 from router.openai.cache_metrics import CacheCollector
 from router.openai.gap_histogram import GapHistogram
+from router.queue_moves import OUTCOMES, REASONS
 from router.tenancy.gate import Usage
 
 _SHORT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -201,8 +203,8 @@ class _RouterCollector(Collector):
             tokens.add_metric(label, replicas.counts.num_tokens)
             hits.add_metric(label, replicas.counts.num_hit_tokens)
             resumed.add_metric(label, replicas.counts.num_resumed)
-            for (reason, outcome), count in replicas.moves.counts.items():
-                moves.add_metric([*label, reason, outcome], count)
+            for reason, outcome in product(REASONS, OUTCOMES):
+                moves.add_metric([*label, reason, outcome], replicas.moves.counts[reason, outcome])
             dropped.add_metric(label, replicas.index.num_dropped)
             hashes.add_metric(label, replicas.index.num_hashes)
             at_replicas.add_metric(label, replicas.num_placed)
