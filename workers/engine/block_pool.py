@@ -53,6 +53,7 @@ class BlockPool:
 
         The content of what is handed out can no longer be found.
         """
+        assert num_blocks >= 0, f"asked for {num_blocks} blocks"
         if num_blocks > len(self._free):
             raise OutOfBlocks(f"asked for {num_blocks} blocks, {len(self._free)} free")
         block_ids = [self._free.pop() for _ in range(num_blocks)]

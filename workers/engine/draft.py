@@ -188,15 +188,18 @@ class Draft:
         return plan, LaunchedStep(self.step_id, sampling, self._work, deferred)
 
     @property
-    def num_hidden_copies(self) -> int:
-        """Blocks that may be copied beside the step, though nobody waits for them, so that nobody notices."""
+    def num_hidden_copies(self) -> float:
+        """Blocks that may be copied beside the step, though nobody waits for them, so that nobody notices.
+
+        Where blocks are large and steps short, it takes several steps to hide one.
+        """
         if not self.cost.copy_block_s:
-            return sys.maxsize
+            return float(sys.maxsize)
         work = self._work
         step_s = self.cost.step_s(
             work.num_decodes, work.num_prefill_tokens, work.num_context_tokens, work.num_attended
         )
-        return int(_SHARE_OF_COPIES * step_s / self.cost.copy_block_s)
+        return _SHARE_OF_COPIES * step_s / self.cost.copy_block_s
 
     @property
     def _work(self) -> StepWork:

@@ -50,8 +50,8 @@ class HostTier:
         """Device blocks handed out since start at which to look for cold ones again."""
         self._num_handed_out = 0
         """Device blocks handed out before the last step."""
-        self._num_due = 0
-        """Cold blocks that could have been copied since the last batch of them."""
+        self._num_due = 0.0
+        """Cold blocks that could have been copied since the last batch of them, or a part of one."""
         self._max_swapped = config.num_host_blocks - int(config.kv_host_fraction * config.num_host_blocks)
         self._num_swapped = 0
         self.copied = -1
@@ -138,7 +138,7 @@ class HostTier:
             self._loading[device_block] = step_id
         self.num_blocks_in += len(host_blocks)
 
-    def drift(self, step_id: int, num_spare: int, num_hidden: int) -> None:
+    def drift(self, step_id: int, num_spare: int, num_hidden: float) -> None:
         """Copy out the coldest cached blocks before they are handed out anew.
 
         They are held meanwhile, so at most ``num_spare`` at a time. One batch of it at a time: for each step since the
@@ -150,7 +150,8 @@ class HostTier:
         self._num_due += max(num_hidden, min(num_taken, _MOST_HIDDEN * num_hidden))
         if self.is_freeing:
             return
-        num_due, self._num_due = self._num_due, 0
+        num_due = int(self._num_due)
+        self._num_due -= num_due
         if self._device.num_taken < self._next_look:
             return
         # Copied ones stay at the front of the free list, so that what is looked at next time are the same and as many

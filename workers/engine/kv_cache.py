@@ -178,7 +178,8 @@ class KVCache:
         block_ids = request.block_ids
         shares_tail = request.num_slots < len(block_ids) * self._block_size
         owns_tail = shares_tail and self._pool.is_writable(block_ids[-1])
-        num_new = self.blocks_for(num_tokens) - len(block_ids) + (shares_tail and not owns_tail)
+        # One that waited for copies from the host has all its blocks already.
+        num_new = max(0, self.blocks_for(num_tokens) - len(block_ids)) + (shares_tail and not owns_tail)
         payer = request.payer
         num_from_reserve = min(num_new, payer.num_reserved)
         if num_new - num_from_reserve > self.num_unpromised_blocks:

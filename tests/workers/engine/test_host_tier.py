@@ -199,6 +199,44 @@ def test_a_prompt_is_found_whole_though_steps_hand_out_more_than_they_hide(make_
     bench.assert_all_as_expected()
 
 
+def test_a_prompt_is_found_whole_after_steps_too_short_to_hide_one_copy(make_bench) -> None:
+    # A step of 1 ms hides a quarter of a copy of 0.4 ms; prompts of 8 tokens take 9 ms.
+    cost = CostModel(base_s=0.001, per_sequence_s=1e-9, per_token_s=0.001, copy_block_s=0.0004)
+    bench = make_bench(num_blocks=32, block_size=2, num_host_blocks=100, max_num_batched_tokens=8, cost=cost)
+    prompt = list(range(100, 131))
+    bench.add(prompt, max_tokens=1)
+    bench.run()
+    bench.add([7], max_tokens=61)
+    bench.run()
+
+    again = bench.add(prompt, max_tokens=2)
+    bench.run()
+
+    assert [output.num_cached_tokens for output in bench.outputs if output.request_id == again] == [30, None]
+    assert bench.engine.load().num_host_cached_tokens > 20
+    bench.assert_all_as_expected()
+
+
+def test_a_prompt_half_on_the_host_takes_its_blocks_once_and_is_computed_in_parts(make_bench) -> None:
+    bench = make_bench(num_blocks=24, block_size=2, num_host_blocks=100, max_num_batched_tokens=8)
+    bench.add(TEXT[:17], max_tokens=1)
+    bench.run()
+    for number in range(3):
+        bench.add([number, *range(30)], max_tokens=1)
+        bench.run()
+
+    bench.add([*TEXT[:17], *range(50, 73)], max_tokens=1)
+    num_free = [bench.engine.load().num_free_blocks]
+    while bench.engine.has_work:
+        bench.step()
+        num_free.append(bench.engine.load().num_free_blocks)
+
+    assert bench.engine.load().num_host_cached_tokens == 16
+    # No part of it is taken for a request for fewer than no blocks (``BlockPool.take`` looks).
+    assert min(num_free) == 24 - 20
+    bench.assert_all_as_expected()
+
+
 def test_siblings_wait_for_one_copy_of_their_prefix(make_bench) -> None:
     bench = make_bench(
         num_blocks=20, block_size=2, num_host_blocks=100, max_num_batched_tokens=20, copy_lag=3
