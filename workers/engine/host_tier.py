@@ -45,11 +45,15 @@ class HostTier:
         # What four of the largest steps can hand out is kept copied, since copies are known to be done two or three
         # steps later, and looked at again after a quarter of it.
         step_blocks = config.max_num_batched_tokens // config.block_size + 1
-        self._num_cold_wanted = min(4 * step_blocks, config.num_blocks // 2)
+        # What is here and on the device as well takes room from what is here alone.
+        self._most_cold_wanted = min(config.num_blocks * 3 // 4, config.num_host_blocks // 2)
+        self._num_cold_wanted = min(4 * step_blocks, self._most_cold_wanted)
         self._next_look = 0
         """Device blocks handed out since start at which to look for cold ones again."""
         self._num_handed_out = 0
         """Device blocks handed out before the last step."""
+        self._num_loaded = 0
+        """Of those handed out since, the ones that copies in fill."""
         self._num_due = 0.0
         """Cold blocks that could have been copied since the last batch of them, or a part of one."""
         self._max_swapped = config.num_host_blocks - int(config.kv_host_fraction * config.num_host_blocks)
@@ -137,17 +141,27 @@ class HostTier:
             batch.swap_in.append(BlockCopy(device_block, host_block, self._generations[host_block]))
             self._loading[device_block] = step_id
         self.num_blocks_in += len(host_blocks)
+        self._num_loaded += len(host_blocks)
+
+    def expect(self, num_blocks: int) -> None:
+        """A request of so many blocks has come. If it comes again it takes them all at once, before any step.
+
+        So twice as many are kept copied: they are what it overwrites.
+        """
+        self._num_cold_wanted = min(max(self._num_cold_wanted, 2 * num_blocks), self._most_cold_wanted)
 
     def drift(self, step_id: int, num_spare: int, num_hidden: float) -> None:
         """Copy out the coldest cached blocks before they are handed out anew.
 
         They are held meanwhile, so at most ``num_spare`` at a time. One batch of it at a time: for each step since the
-        last one ``num_hidden``, or as many as the steps hand out. Fewer, and each prompt would lose some blocks, behind
-        which nothing can be found.
+        last one ``num_hidden``, or as many as the steps hand out, and one out for each that was copied in. Fewer, and
+        each prompt would lose some blocks, behind which nothing can be found.
         """
         num_taken = self._device.num_taken - self._num_handed_out
         self._num_handed_out += num_taken
-        self._num_due += max(num_hidden, min(num_taken, _MOST_HIDDEN * num_hidden))
+        num_computed = num_taken - self._num_loaded
+        self._num_due += max(num_hidden, min(num_computed, _MOST_HIDDEN * num_hidden)) + self._num_loaded
+        self._num_loaded = 0
         if self.is_freeing:
             return
         num_due = int(self._num_due)
@@ -156,16 +170,16 @@ class HostTier:
             return
         # Copied ones stay at the front of the free list, so that what is looked at next time are the same and as many
         # behind them as have been handed out since.
-        cold = [
+        candidates = (
             (block_id, block_hash)
             for block_id in islice(self._device.coldest(), self._num_cold_wanted)
             if (block_hash := self._device.hash_of(block_id)) is not None
             and self._pool.find(block_hash) is None
-        ]
-        if not cold:
+        )
+        most = min(num_spare, num_due, self._pool.num_free)
+        cold = list(islice(candidates, most))
+        if len(cold) < most:
             self._next_look = self._device.num_taken + self._num_cold_wanted // 4 + 1
-            return
-        cold = cold[: min(num_spare, num_due, self._pool.num_free)]
         # The coldest last: it returns to the front of the free list as it was.
         for (block_id, block_hash), host_block in zip(
             reversed(cold), self._pool.take(len(cold)), strict=True

@@ -104,7 +104,7 @@ class KVCache:
         limit = (len(request.token_ids) - 1) // size if is_reusable else 0
         device: list[int] = []
         if limit > 0:
-            request.hash_at(limit - 1, size, root)
+            request.hash_at(limit - 1, size, root)  # fills ``block_hashes`` up to there
         hashes = request.block_hashes
         for block_hash in islice(hashes, limit):
             block_id = pool.find(block_hash)

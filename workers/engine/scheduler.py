@@ -81,6 +81,7 @@ class Scheduler:
         self._work.add(request)
         request.status = Status.WAITING
         self._waiting.add(request)
+        self._cache.host.expect(self._cache.blocks_for(len(request.token_ids)))
 
     def dismiss(self, request: RequestState) -> None:
         """Take out a request, or a search, that has ended; blocks are free once no launched step touches them."""
