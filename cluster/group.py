@@ -19,13 +19,16 @@ from cluster.signs import ProcessState, process_state, wait_for_silence
 from workers.channel.link import new_remote_endpoint
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
-from workers.engine.errors import InvalidRequest
+from workers.engine.errors import InvalidRequest, RankLost
 from workers.model.rank_config import BlockCounts, RankConfig
 from workers.model.rendezvous import forget_rendezvous
 
 logger = logging.getLogger("ray.serve")
 
 Answer = TypeVar("Answer")
+
+_BLAME_S = 0.3
+"""After an error, for what may be its cause to be seen: that another rank has ended."""
 
 
 class RankGroup:
@@ -57,6 +60,7 @@ class RankGroup:
         self._far: dict[str, FarProcesses] = {}
         """Ranks of other nodes by node."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def load(self) -> BlockCounts:
@@ -67,28 +71,32 @@ class RankGroup:
 
         Raises:
             InvalidRequest: they run on several nodes, but may speak on loopback only.
+            RankLost: one has ended or is stopped; all were ended.
         """
         self._places = list(await asyncio.gather(*(_wait(actor.place.remote()) for actor in self._actors)))
         logger.info("ranks run at %s", self._places)
         check_reach(self._places, self._host)
         self._far = self._watch_other_nodes()
+        self._tasks = [asyncio.create_task(far.look()) for far in self._far.values()]
+        # One that loads may answer nobody for minutes; that it is stopped or has ended can be seen all the same.
+        self._watch = asyncio.create_task(self._wait_for_silence([_no_question] * len(self._actors)))
         if len(self._actors) > 1:
             address = self._places[0].node_address if self._spans_nodes else None
-            self._rendezvous = await self._actors[0].rendezvous_address.remote(address)
-        loads = [_wait(actor.load.remote(self._rendezvous)) for actor in self._actors]
-        try:
-            return BlockCounts.least(await asyncio.gather(*loads))
-        except BaseException:
-            self.kill()  # the others wait for the one that has failed
-            raise
+            (self._rendezvous,) = await self._answers(self._actors[0].rendezvous_address.remote(address))
+        return BlockCounts.least(
+            await self._answers(*(actor.load.remote(self._rendezvous) for actor in self._actors))
+        )
 
     async def allocate(self, engine_config: EngineConfig) -> CostModel:
         """Take the KV pool on every rank, warm up, and time some steps.
 
         Returns:
             What steps cost on rank 0, which waits for the others.
+
+        Raises:
+            RankLost: one has ended or is stopped; all were ended.
         """
-        costs = await asyncio.gather(*(_wait(actor.allocate.remote(engine_config)) for actor in self._actors))
+        costs = await self._answers(*(actor.allocate.remote(engine_config) for actor in self._actors))
         return costs[0]
 
     def step_endpoint(self) -> str | None:
@@ -98,11 +106,11 @@ class RankGroup:
     def serve_steps(self, endpoint: str) -> None:
         """Let the ranks connect to the step channel and watch for the first that ends or falls silent."""
         calls = [actor.serve_steps.remote(endpoint) for actor in self._actors]
-        self._tasks = [
-            asyncio.create_task(self._wait_for_end(calls)),
-            asyncio.create_task(self._wait_for_silence()),
-            *(asyncio.create_task(far.look()) for far in self._far.values()),
-        ]
+        if self._watch is not None:
+            self._watch.cancel()
+        asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
+        self._watch = asyncio.create_task(self._wait_for_silence(asks))
+        self._tasks.append(asyncio.create_task(self._wait_for_end(calls)))
 
     @property
     def _spans_nodes(self) -> bool:
@@ -115,8 +123,16 @@ class RankGroup:
         rank, error = futures[first], first.exception()
         self._lose(f"rank {rank} of {len(futures)} has ended ({_reason(error)})")
 
-    async def _wait_for_silence(self) -> None:
-        asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
+    async def _answers(self, *calls: Awaitable[Answer]) -> list[Answer]:
+        """What ranks answer, however long that takes; on any error, and as soon as one is lost, all are ended."""
+        try:
+            return await gather_unless_lost(calls, self.lost)
+        except BaseException:
+            await self.kill_far()
+            self.kill()  # the others wait for the one that has failed
+            raise
+
+    async def _wait_for_silence(self, asks: Sequence[Callable[[], Awaitable[object]]]) -> None:
         looks = [lambda place=place: self._state_of(place) for place in self._places]
         rank, reason = await wait_for_silence(asks, looks, self._silence_s)
         self._lose(f"rank {rank} {reason}")
@@ -180,6 +196,25 @@ class RankGroup:
         forget_rendezvous(self._rendezvous)
 
 
+async def gather_unless_lost(calls: Sequence[Awaitable[Answer]], lost: asyncio.Future[str]) -> list[Answer]:
+    """What ranks answer while they start, however long that takes.
+
+    Raises:
+        RankLost: ``lost`` has told of one; an error of another that came just before is taken for its consequence.
+    """
+    answers = asyncio.gather(*(_wait(call) for call in calls))
+    either: list[asyncio.Future[Any]] = [answers, lost]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if answers.done() and answers.exception() is not None:
+            await asyncio.wait([lost], timeout=_BLAME_S)
+        if lost.done():
+            raise RankLost(f"{lost.result()}, before the model was loaded")
+        return await answers
+    finally:
+        answers.cancel()
+
+
 def check_reach(places: list[RankPlace], host: str) -> None:
     """See that ranks of several hosts may speak to each other.
 
@@ -198,6 +233,10 @@ def check_reach(places: list[RankPlace], host: str) -> None:
 def _call(method: Any) -> Callable[[Sequence[int]], Awaitable[Any]]:
     """An actor's method as one to be awaited."""
     return lambda pids: _wait(method.remote(pids))
+
+
+async def _no_question() -> None:
+    """Asked of a rank that has no time to answer."""
 
 
 async def _wait(call: Awaitable[Answer]) -> Answer:

@@ -127,6 +127,7 @@ class Replica:
         endpoint = await self._brain.start()
         if self._group is not None:
             self._group.serve_steps(endpoint)
+            self._start(self._watch_ranks(self._group))
         await self._brain.started()
         assert self._brain.pid is not None, "it has started"
         self._start(self._watch_brain(self._brain.pid))
@@ -146,8 +147,6 @@ class Replica:
         )
         self._service = ReplicaService(hello, self._brain, self._brain.idle_load)
         self._start(self._pump())
-        if self._group is not None:
-            self._start(self._watch_ranks(self._group))
         self._server, port = await start_server(self._service, config.host)
         self._address = f"{host_address(config.host)}:{port}"
         if config.metrics_port is not None:

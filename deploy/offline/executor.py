@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,13 +17,10 @@ from deploy.settings import ServeSettings
 from workers.channel.link import new_endpoint
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
-from workers.engine.errors import ShoalError
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
 from workers.model.rendezvous import forget_rendezvous, new_rendezvous
-
-_START_TIMEOUT_S = 600.0
 
 
 def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor, BlockCounts]:
@@ -89,42 +88,49 @@ def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, Bloc
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        counts = BlockCounts.least([_receive(pipe) for pipe in pipes])
+        told = executor.hear(pipes)
+        counts = BlockCounts.least([one for one in told if isinstance(one, BlockCounts)])
         for pipe in pipes:
-            pipe.send(counts)
-        executor.wait_for_ranks(_START_TIMEOUT_S)
+            with contextlib.suppress(OSError):  # one that has ended is named by what follows
+                pipe.send(counts)
+        executor.hear(pipes)
+        executor.connect_ranks()
     except BaseException:
         executor.kill()
         raise
     return executor, counts
 
 
-def _receive(pipe: Connection) -> BlockCounts:
-    try:
-        answer = pipe.recv()
-    except EOFError:
-        raise ShoalError("a rank ended while loading; its own message stands above") from None
-    if isinstance(answer, str):
-        raise ShoalError(f"a rank could not load the model: {answer}")
-    assert isinstance(answer, BlockCounts), "a rank answers with its blocks or with its error"
-    return answer
-
-
 def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
-    """Body of a rank's process; it ends with the channel, or when its parent is gone."""
+    """Body of a rank's process; it ends with the channel, or at once when its parent is gone.
+
+    It tells through ``pipe`` how many blocks it has room for, is told how many to take, and says when it is ready.
+    """
+    threading.Thread(target=_end_with_parent, args=(config.rendezvous,), daemon=True).start()
     if sys.platform == "linux":
         os.environ.update(LOOPBACK_ENVIRONMENT)
     try:
         rank = make_rank(config)
         rank.load()
         pipe.send(rank.block_counts())
+        counts: BlockCounts = pipe.recv()
+        rank.allocate(counts.device, counts.host)
+        rank.warm_up()
+        pipe.send(None)
     except Exception as error:  # noqa: BLE001 - the parent raises it anew
-        pipe.send(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):
+            pipe.send(f"{type(error).__name__}: {error}")
         return
-    counts: BlockCounts = pipe.recv()
-    rank.allocate(counts.device, counts.host)
-    rank.warm_up()
     try:
         serve_steps(rank, endpoint, config.tp_rank)
     finally:
-        forget_rendezvous(config.rendezvous)  # the parent may have been killed
+        forget_rendezvous(config.rendezvous)
+
+
+def _end_with_parent(rendezvous: str | None) -> None:
+    """End this process as soon as its parent is gone, whatever it waits for: a file, a device, another rank."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "ranks are started by another process"
+    parent.join()
+    forget_rendezvous(rendezvous)
+    os._exit(1)

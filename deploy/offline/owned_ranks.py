@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
 import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-import psutil
-
+from cluster.signs import ProcessState, process_state
 from workers.channel.executor import ChannelExecutor
-from workers.engine.errors import RankLost
+from workers.engine.errors import RankLost, ShoalError
 from workers.engine.plan import StepPlan, StepResult
 from workers.model.rendezvous import forget_rendezvous
 
-_LOOK_S = 1.0
-"""With no result for so long, processes are looked at."""
+_LOOK_S = 0.5
+"""With no result for so long, processes are looked at. Two looks that see a rank stopped tell that it is lost: one
+alone may come amid the end of a stop that this process shared."""
 _REAP_S = 0.2
 """For a process that has hung up to be gone."""
+_CONNECT_S = 10.0
+"""For ranks that are ready to connect, which takes them a millisecond."""
 _END_S = 10.0
 """For ranks that were let go to give their memory back by themselves."""
 
@@ -35,6 +39,30 @@ class OwnedRanks(ChannelExecutor):
         self._processes = processes
         self._rendezvous = rendezvous
         self._loss: str | None = None
+        self._advice = "load the model again"
+        self._stopped_looks: dict[int, int] = {}
+
+    def hear(self, pipes: Sequence[Connection]) -> list[object]:
+        """The next message of each rank, which it may take any time for; text is its error.
+
+        Args:
+            pipes: in the order of ranks.
+
+        Raises:
+            RankLost: one has ended or is stopped; all were ended.
+            ShoalError: one has told an error.
+        """
+        heard: dict[int, object] = {}
+        with self._ending_all():
+            while len(heard) < len(pipes):
+                self._hear_some({pipe: rank for rank, pipe in enumerate(pipes) if rank not in heard}, heard)
+        return [heard[rank] for rank in range(len(pipes))]
+
+    def connect_ranks(self) -> None:
+        """Let the ranks in, all of which are ready."""
+        with self._ending_all():
+            self.wait_for_ranks(_CONNECT_S)
+        self._advice = "make another LLM and give it the prompts again"
 
     def launch(self, plan: StepPlan) -> None:
         """See ``ChannelExecutor``."""
@@ -74,24 +102,59 @@ class OwnedRanks(ChannelExecutor):
         try:
             yield
         except RankLost as error:
-            num_ranks = len(self._processes)
             what = self._first_ended() or str(error)
-            self._loss = (
-                f"{what}; all {num_ranks} ranks were ended: make another LLM and give it the prompts again"
-            )
+            self._loss = f"{what}; all {len(self._processes)} ranks were ended: {self._advice}"
             self.kill()
             raise RankLost(self._loss) from error
 
+    def _hear_some(self, awaited: dict[Connection, int], heard: dict[int, object]) -> None:
+        """Take what has come within ``_LOOK_S`` of those that are awaited; see ``hear``."""
+        ends = {process.sentinel: rank for rank, process in enumerate(self._processes)}
+        ready = multiprocessing.connection.wait([*awaited, *ends], _LOOK_S)
+        if not ready:
+            self._look()
+        for pipe, rank in awaited.items():
+            if pipe in ready:
+                with contextlib.suppress(EOFError, OSError):  # its end is seen below
+                    heard[rank] = pipe.recv()
+        error = next(((rank, told) for rank, told in heard.items() if isinstance(told, str)), None)
+        if error is not None and not self._was_one_killed():
+            raise ShoalError(f"rank {error[0]} of {len(ends)} could not load the model: {error[1]}")
+        lost = [rank for pipe, rank in awaited.items() if pipe in ready and rank not in heard]
+        lost += [rank for end, rank in ends.items() if end in ready]
+        if lost or error is not None:
+            raise RankLost(f"rank {min(lost, default=0)} has ended")
+
+    def _was_one_killed(self) -> bool:
+        """Whether a signal has ended a rank: what the others tell then came of that."""
+        self._wait_for_ends()
+        return any((process.exitcode or 0) < 0 for process in self._processes)
+
     def _first_ended(self) -> str | None:
-        """Which rank's process has ended by itself and how; None: none has."""
-        for rank, process in enumerate(self._processes):
-            process.join(_REAP_S)
-            if process.exitcode is not None:
-                code = process.exitcode
-                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                why = ", by the kernel if memory ran out" if code == -signal.SIGKILL else ""
-                return f"rank {rank} of {len(self._processes)} (process {process.pid}) has ended ({how}{why})"
-        return None
+        """Which rank's process has ended and how, by a signal rather than by what that did to it; None: none has."""
+        self._wait_for_ends()
+        ended = [
+            (process.exitcode, rank)
+            for rank, process in enumerate(self._processes)
+            if process.exitcode is not None
+        ]
+        if not ended:
+            return None
+        code, rank = min(ended, key=lambda one: (one[0] >= 0, one[1]))
+        how = (
+            f"killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"exit code {code}; its own message stands above"
+        )
+        why = ", by the kernel if memory ran out" if code == -signal.SIGKILL else ""
+        process = self._processes[rank]
+        return f"rank {rank} of {len(self._processes)} (process {process.pid}) has ended ({how}{why})"
+
+    def _wait_for_ends(self) -> None:
+        """Give processes that have hung up ``_REAP_S`` in all."""
+        deadline_s = time.monotonic() + _REAP_S
+        for process in self._processes:
+            process.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _wait(self) -> bool:
         """Sleep until there may be a result; False if nothing came for ``_LOOK_S``."""
@@ -102,6 +165,12 @@ class OwnedRanks(ChannelExecutor):
 
     def _look(self) -> None:
         for rank, process in enumerate(self._processes):
-            with contextlib.suppress(psutil.NoSuchProcess):  # then its end of the channel says so
-                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                    raise RankLost(f"rank {rank} (process {process.pid}) is stopped")
+            assert process.pid is not None, "it was started"
+            if (
+                process_state(process.pid) != ProcessState.STOPPED
+            ):  # the end of one is told by its end of the channel
+                self._stopped_looks[rank] = 0
+                continue
+            self._stopped_looks[rank] = self._stopped_looks.get(rank, 0) + 1
+            if self._stopped_looks[rank] == 2:
+                raise RankLost(f"rank {rank} (process {process.pid}) is stopped")

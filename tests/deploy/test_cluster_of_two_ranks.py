@@ -63,6 +63,27 @@ def served(start_cluster: Callable[..., ServedCluster], one_ranks_text: str) -> 
     assert found.runtime.processes() == []
 
 
+def test_a_rank_that_is_stopped_while_it_loads_takes_its_group_along(
+    start_cluster: Callable[..., ServedCluster], one_ranks_text: str
+) -> None:
+    starting = start_cluster(*FLAGS, "--tensor-parallel-size", "2")
+    deadline_s = time.monotonic() + 170
+    while not any(starting.runtime.folder.glob("shoal-rendezvous-*")):
+        assert time.monotonic() < deadline_s, "".join(starting.log)
+        time.sleep(0.02)
+    ranks = starting.processes("RankActor")
+    assert len(ranks) == 2
+    lost_s = time.monotonic()
+
+    max(ranks, key=lambda process: process.pid).send_signal(signal.SIGSTOP)
+
+    assert wait_until_ended(ranks, DETECTED_S + HANDLED_S) == []
+    print(f"SIGSTOP of a rank that loads: group ended after {time.monotonic() - lost_s:.2f} s")
+    starting.wait_until_up()
+    assert answer(starting) == one_ranks_text
+    assert starting.stop() == 0
+
+
 def test_two_ranks_answer_as_one(served: ServedCluster, one_ranks_text: str) -> None:
     assert len(served.processes("RankActor")) == 2
     assert answer(served) == one_ranks_text

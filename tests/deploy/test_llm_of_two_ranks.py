@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +152,92 @@ def test_a_lost_rank_ends_all_ranks_and_the_run(
     assert not any(rank.is_running() for rank in ranks)
     assert list(tmp_path.iterdir()) == []
     llm.close()
+
+
+def both_run(ranks: list[BaseProcess], _: Path) -> bool:
+    return len(ranks) == 2
+
+
+def rank_0_waits_for_others(ranks: list[BaseProcess], folder: Path) -> bool:
+    return both_run(ranks, folder) and any(folder.glob("shoal-rendezvous-*"))
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "says"),
+    [
+        (both_run, signal.SIGKILL, r"rank 1 of 2 \(process \d+\) has ended \(killed by SIGKILL"),
+        (both_run, signal.SIGSTOP, r"rank 1 \(process \d+\) is stopped; all 2 ranks .*load the model again"),
+        (
+            rank_0_waits_for_others,
+            signal.SIGKILL,
+            r"rank 1 of 2 \(process \d+\) has ended \(killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_rank_that_is_lost_at_start_is_named_at_once(
+    moment: Callable[[list[BaseProcess], Path], bool],
+    number: signal.Signals,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lost_s: list[float] = []
+    found: list[psutil.Process] = []
+
+    def lose_rank_1() -> None:
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
+            ranks = sorted(multiprocessing.active_children(), key=lambda process: process.pid or 0)
+            if moment(ranks, tmp_path):
+                found.extend(psutil.Process(process.pid) for process in ranks)
+                lost_s.append(time.monotonic())
+                found[1].send_signal(number)
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=lose_rank_1)
+    thread.start()
+    with pytest.raises(RankLost, match=says):
+        LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
+    ended_s = time.monotonic() - lost_s[0]
+    thread.join()
+
+    print(f"{number.name} at start: all ranks had ended after {ended_s:.2f} s")
+    assert ended_s < 10.0
+    assert not any(rank.is_running() for rank in found)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_that_start_end_with_their_parent_and_leave_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from shoal import LLM\n"
+        f"if __name__ == '__main__':\n    LLM({str(SHAPE)!r}, **{OPTIONS!r}, tensor_parallel_size=2)\n"
+    )
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, str(program)],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(SHAPE.parents[3])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline_s = time.monotonic() + 60
+    while not any(folder.glob("shoal-rendezvous-*")):
+        assert parent.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    ranks = psutil.Process(parent.pid).children(recursive=True)
+    assert len(ranks) >= 2
+
+    parent.kill()
+
+    _, told = parent.communicate()
+    _, left = psutil.wait_procs(ranks, timeout=10)
+    assert left == []
+    assert list(folder.iterdir()) == []
+    assert "Traceback" not in told
