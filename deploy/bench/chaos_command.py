@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption
+from deploy.bench.options import JsonOption, above_zero, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.tables import print_table
@@ -23,8 +23,8 @@ def chaos(
     model: Annotated[
         str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=2, help="Copies of the model.")] = 3,
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(min=2, max=1024, help="Copies of the model.")] = 3,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1, max=64)] = 1,
     streams: Annotated[
         int,
         typer.Option(
@@ -33,11 +33,17 @@ def chaos(
         ),
     ] = 32,
     output_len: Annotated[int, typer.Option(min=32, help="Tokens of a stream.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Of the sampled streams; each has a seed.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=100, callback=finite, help="Of the sampled streams; each has a seed.")
+    ] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Of each fault.")] = 1,
     faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
-    stall_timeout_s: Annotated[float, typer.Option(help="When a stopped process counts as stuck.")] = 10.0,
-    drain_timeout_s: Annotated[float, typer.Option(help="How long a replica that leaves may go on.")] = 2.0,
+    stall_timeout_s: Annotated[
+        float, typer.Option(callback=above_zero, help="When a stopped process counts as stuck.")
+    ] = 10.0,
+    drain_timeout_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="How long a replica that leaves may go on.")
+    ] = 2.0,
     json_path: JsonOption = None,
 ) -> None:
     """Kill, stop, scale and roll out parts of a cluster of its own while streams run; count those that notice."""

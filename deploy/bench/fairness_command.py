@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption
+from deploy.bench.options import JsonOption, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 
@@ -20,8 +20,12 @@ _CAPACITY_PER_S = 2 * SEATS / ((OUTPUT_LEN + 1) * STEP_S)
 
 
 def fairness(
-    factor: Annotated[float, typer.Option(min=1, help="By which the noisy caller exceeds its share.")] = 10.0,
-    phase_s: Annotated[float, typer.Option(min=5, help="How long it does, and how long it does not.")] = 60.0,
+    factor: Annotated[
+        float, typer.Option(min=1, callback=finite, help="By which the noisy caller exceeds its share.")
+    ] = 10.0,
+    phase_s: Annotated[
+        float, typer.Option(min=5, callback=finite, help="How long it does, and how long it does not.")
+    ] = 60.0,
     json_path: JsonOption = None,
 ) -> None:
     """One caller floods a cluster of its own: what four others notice. No model, steps by formula."""

@@ -81,10 +81,11 @@ def measure_pressure(
     """Every mix in every mode, each with the same prompts; ``told`` gets each run as it ends.
 
     Raises:
-        InvalidRequest: the model was loaded with fewer blocks than a run needs.
+        InvalidRequest: the model was loaded with fewer blocks than a run needs, or none in host memory.
     """
     size = llm.engine_config.block_size
     num_blocks = load.num_blocks(size)
+    check_host_blocks(llm, 1)
     if num_blocks > llm.num_blocks:
         raise InvalidRequest(
             f"{num_blocks} KV blocks are needed, {llm.num_blocks} are there: fewer or shorter prompts",
@@ -144,13 +145,47 @@ class HostHit:
     host_ms: float
     device_ms: float
     host_tokens: int
-    """Found in host memory."""
+    """Found in host memory, the least of all repeats."""
+
+
+def check_prompt_len(prompt_len: int, block_size: int) -> None:
+    """Return if a prompt has a block that can be found; its last token never is, since it must be computed.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    if prompt_len <= block_size:
+        raise InvalidRequest(
+            f"--prompt-len is {prompt_len}, only whole blocks of {block_size} before the last token are found: give "
+            f"{block_size + 1} or more",
+            "prompt_len",
+        )
+
+
+def check_host_blocks(llm: LLM, needed: int) -> None:
+    """Return if the model was loaded with so many blocks of host memory.
+
+    Raises:
+        InvalidRequest: it was not.
+    """
+    if llm.num_host_blocks < needed:
+        raise InvalidRequest(
+            f"--swap-space holds {llm.num_host_blocks} blocks of {llm.block_bytes:,} bytes, {needed} are needed: "
+            f"give {needed * llm.block_bytes / 2**30:.2g} GiB or more",
+            "swap_space",
+        )
 
 
 def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3, mode: str = "auto") -> HostHit:
-    """The least of ``repeats`` of each; between them other prompts take all blocks of the device."""
+    """The least of ``repeats`` of each; between them other prompts take all blocks of the device.
+
+    Raises:
+        InvalidRequest: nothing of the prompt can be found in host memory, or nothing was.
+    """
     size = llm.engine_config.block_size
     blocks_a_prompt = -(-(prompt_len + 1) // size)
+    check_prompt_len(prompt_len, size)
+    check_host_blocks(llm, blocks_a_prompt)
     num_blocks = 4 * blocks_a_prompt
     llm.restart_engine(
         num_blocks=min(num_blocks, llm.num_blocks),
@@ -171,13 +206,21 @@ def measure_host_hit(llm: LLM, prompt_len: int, repeats: int = 3, mode: str = "a
         return 1e3 * (time.perf_counter() - started_s), llm.load.num_host_cached_tokens - before
 
     ask(draw())
-    cold, host, device, tokens = [], [], [], 0
+    cold, host, device, tokens = [], [], [], prompt_len
     for _ in range(repeats):
         prompt = draw()
         cold.append(ask(prompt)[0])
         device.append(ask(prompt)[0])
         for _ in range(6):
             ask(draw())
-        host_ms, tokens = ask(prompt)
+        host_ms, host_tokens = ask(prompt)
         host.append(host_ms)
+        tokens = min(tokens, host_tokens)
+        if not tokens:
+            raise InvalidRequest(
+                f"no token of a prompt of {prompt_len} came from host memory, which has {llm.num_host_blocks} blocks, "
+                f"after 6 other prompts of {blocks_a_prompt} each: give more --swap-space, or a longer prompt where "
+                "computing takes less time than copying",
+                "swap_space",
+            )
     return HostHit(prompt_len, round(min(cold), 2), round(min(host), 2), round(min(device), 2), tokens)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, checked_output
+from deploy.bench.options import JsonOption, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.output_file import open_output
@@ -18,10 +18,14 @@ from deploy.output_file import open_output
 def scale_step(
     low: Annotated[
         float,
-        typer.Option(min=0, help="Requests a second before and after; 0: replicas may go to zero, too."),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Requests a second before and after; 0: replicas may go to zero, too.",
+        ),
     ] = 1.0,
-    high: Annotated[float, typer.Option(min=0.1, help="And in between.")] = 12.0,
-    max_replicas: Annotated[int, typer.Option(min=2)] = 3,
+    high: Annotated[float, typer.Option(min=0.1, callback=finite, help="And in between.")] = 12.0,
+    max_replicas: Annotated[int, typer.Option(min=2, max=1024)] = 3,
     json_path: JsonOption = None,
     svg_path: Annotated[
         Path | None,

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption
+from deploy.bench.options import JsonOption, check_spread, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.deployed_cluster import DeployedCluster
 from deploy.served_cluster import ServedCluster
-from workers.engine.errors import InvalidRequest
 
 
 def soak(
@@ -22,9 +21,9 @@ def soak(
         str | None, typer.Option(help="A model to serve. (default: no model, steps by formula)")
     ] = None,
     streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 500,
-    duration_s: Annotated[float, typer.Option(min=10, help="How long.")] = 300.0,
+    duration_s: Annotated[float, typer.Option(min=10, callback=finite, help="How long.")] = 300.0,
     replicas: Annotated[int, typer.Option(min=1)] = 2,
-    step_s: Annotated[float, typer.Option(min=0, help="Of a step by formula.")] = 0.2,
+    step_s: Annotated[float, typer.Option(min=0, callback=finite, help="Of a step by formula.")] = 0.2,
     input_len: Annotated[int, typer.Option(min=1)] = 64,
     output_len: Annotated[int, typer.Option(min=2)] = 50,
     spread: Annotated[int, typer.Option(min=0, help="Prompts' lengths are uniform from this much less.")] = 0,
@@ -32,7 +31,9 @@ def soak(
         int | None,
         typer.Option(min=1, help="KV blocks of a replica; few are soon written. (default: by memory)"),
     ] = None,
-    swap_space: Annotated[float | None, typer.Option(min=0, help="GiB of host memory for KV blocks.")] = None,
+    swap_space: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="GiB of host memory for KV blocks.")
+    ] = None,
     rollout: Annotated[
         bool,
         typer.Option(
@@ -46,8 +47,7 @@ def soak(
     from deploy.bench.soak import run_soak
     from deploy.client import Client
 
-    if spread >= input_len:
-        raise InvalidRequest(f"--spread is {spread}, it must be less than --input-len {input_len}", "spread")
+    check_spread(spread, input_len=input_len)
     engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": max(8, -(-streams // replicas))}
     if kv_blocks is not None:
         engine["num_gpu_blocks_override"] = kv_blocks

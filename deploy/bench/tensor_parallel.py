@@ -25,6 +25,8 @@ _WEIGHT_BYTES = {None: 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Of one weight of a layer, its scale left out, by what full weights are quantized to at load."""
 _NUM_STEPS = 128
 """Steps timed are those of contexts of 512 to 640 tokens."""
+LONGEST_STEP = _CONTEXT_LEN + 1 + _NUM_STEPS
+"""Tokens of a request whose steps are timed."""
 
 
 @dataclass(frozen=True, slots=True)

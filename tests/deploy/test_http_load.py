@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from deploy.bench.cli import http
+from deploy.bench.http_command import http
 from deploy.bench.http_load import LoadPlan, run_load
 
 

@@ -102,3 +102,21 @@ def test_the_benchmark_of_host_hits_finds_the_prompt_there() -> None:
 
     assert hit.host_tokens == 240
     llm.close()
+
+
+def test_a_prompt_that_host_memory_cannot_have_is_no_hit() -> None:
+    llm = make_llm(max_model_len=300, swap_space=17 * 65536 / 2**30)
+    without = make_llm(max_model_len=300)
+
+    with pytest.raises(UserError, match=r"no token of a prompt of 256 came from host memory, .* 17 blocks"):
+        measure_host_hit(llm, 256, repeats=1, mode="recompute")
+    with pytest.raises(
+        UserError, match=r"--swap-space holds 17 blocks .* 18 are needed: give .* GiB or more"
+    ):
+        measure_host_hit(llm, 280)
+    with pytest.raises(UserError, match=r"--prompt-len is 16, .* give 17 or more"):
+        measure_host_hit(llm, 16)
+    with pytest.raises(UserError, match="--swap-space holds 0 blocks"):
+        measure_pressure(without, PressureLoad(8, 8, 96, 2.0))
+    llm.close()
+    without.close()
