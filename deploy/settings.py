@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from platformdirs import user_cache_dir
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
@@ -207,6 +207,13 @@ class ServeSettings(BaseSettings):
             raise ValueError("nothing is no value: leave it out for the default")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and not isinstance(cls.model_fields[str(info.field_name)].default, bool):
+            raise ValueError("true and false are no value of it, a number or a word is")
+        return value
+
     @field_validator("host")
     @classmethod
     def _host_is_an_address(cls, host: str) -> str:
@@ -242,6 +249,15 @@ class ServeSettings(BaseSettings):
             raise ValueError(
                 f"--deterministic does not cover --tensor-parallel-size {self.tensor_parallel_size}: in what order "
                 f"more than {MAX_DETERMINISTIC_RANKS} ranks are summed depends on the batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _swapping_has_room(self) -> ServeSettings:
+        if self.preemption_mode == "swap" and self.kv_host_fraction == 1:
+            raise ValueError(
+                "--preemption-mode swap needs swap space that --kv-host-fraction 1 leaves to cached prefixes alone: "
+                "lower the fraction, or take another mode"
             )
         return self
 

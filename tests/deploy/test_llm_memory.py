@@ -71,6 +71,8 @@ def test_prompts_are_served_by_their_priority() -> None:
         ({"tensor_parallel_size": 64}, "64 ranks cannot share"),
         ({"num_gpu_blocks_override": 10**12}, "more than this machine's"),
         ({"swap_space": 1e9}, "--swap-space 1e.09"),
+        ({"tensor_parallel_size": True}, "--tensor-parallel-size is True"),
+        ({"swap_space": True}, "--swap-space is True"),
         ({"load_format": "gguf"}, "--load-format is gguf"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from deploy.settings import Quantizations, make_settings
+from deploy.settings import Quantizations, ServeSettings, make_settings
 from workers.checkpoint.quantization import FORMATS, ONLINE
 from workers.engine.errors import InvalidRequest
 
@@ -79,3 +79,22 @@ def test_spans_go_to_a_url() -> None:
     assert make_settings(otlp_endpoint="http://otel:4318").otlp_endpoint == "http://otel:4318"
     with pytest.raises(InvalidRequest, match=r"'otel:4318'.*http://"):
         make_settings(otlp_endpoint="otel:4318")
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    "name", [name for name, field in ServeSettings.model_fields.items() if field.annotation is not bool]
+)
+def test_a_truth_value_is_no_number_and_no_word(name: str, value: bool) -> None:
+    with pytest.raises(InvalidRequest, match=f"--{name.replace('_', '-')} is {value}") as refused:
+        make_settings(**{name: value})
+
+    assert refused.value.param == name
+
+
+def test_swapping_needs_room_beside_cached_prefixes() -> None:
+    with pytest.raises(InvalidRequest, match=r"--preemption-mode swap .* --kv-host-fraction 1"):
+        make_settings(preemption_mode="swap", kv_host_fraction=1)
+
+    assert make_settings(preemption_mode="swap", kv_host_fraction=0.99).kv_host_fraction == 0.99
+    assert make_settings(preemption_mode="auto", kv_host_fraction=1).kv_host_fraction == 1
