@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.actor_process import ActorProcess, process_of
 from cluster.config import ReplicaConfig
 from cluster.node_watch import FarProcesses, NodeWatch, kill_process
 from cluster.rank_actor import RankActor, RankPlace
@@ -44,6 +45,7 @@ class RankGroup:
             config: of every rank; ``tp_rank`` is filled in here.
             replica: how many ranks, on which kind of device, and what they load.
         """
+        self._node_id = ray.get_runtime_context().get_node_id()
         self._placement = ray.util.get_current_placement_group()
         num_ranks = replica.tensor_parallel_size
         self._host = replica.host
@@ -56,6 +58,8 @@ class RankGroup:
             rank_config = replace(config, tp_rank=rank, tp_size=num_ranks)
             self._actors.append(actor.options(**options).remote(rank_config, replica.model, replica.source))
         self._places: list[RankPlace] = []
+        self._processes: dict[int, ActorProcess] = {}
+        """By rank, as far as they are known: sooner than a rank can tell its place."""
         self._rendezvous: str | None = None
         self._far: dict[str, FarProcesses] = {}
         """Ranks of other nodes by node."""
@@ -73,13 +77,16 @@ class RankGroup:
             InvalidRequest: they run on several nodes, but may speak on loopback only.
             RankLost: one has ended or is stopped; all were ended.
         """
-        self._places = list(await asyncio.gather(*(_wait(actor.place.remote()) for actor in self._actors)))
+        self._tasks = [asyncio.create_task(self._find_process(rank)) for rank in range(len(self._actors))]
+        # One that loads may answer nobody for minutes; that it is stopped or has ended can be seen all the same.
+        self._watch = asyncio.create_task(self._wait_for_silence([_no_question] * len(self._actors)))
+        self._places = await self._answers(*(actor.place.remote() for actor in self._actors))
+        for rank, place in enumerate(self._places):
+            self._processes[rank] = ActorProcess(place.node_id, place.pid)
         logger.info("ranks run at %s", self._places)
         check_reach(self._places, self._host)
         self._far = self._watch_other_nodes()
-        self._tasks = [asyncio.create_task(far.look()) for far in self._far.values()]
-        # One that loads may answer nobody for minutes; that it is stopped or has ended can be seen all the same.
-        self._watch = asyncio.create_task(self._wait_for_silence([_no_question] * len(self._actors)))
+        self._tasks += [asyncio.create_task(far.look()) for far in self._far.values()]
         if len(self._actors) > 1:
             address = self._places[0].node_address if self._spans_nodes else None
             (self._rendezvous,) = await self._answers(self._actors[0].rendezvous_address.remote(address))
@@ -133,20 +140,28 @@ class RankGroup:
             raise
 
     async def _wait_for_silence(self, asks: Sequence[Callable[[], Awaitable[object]]]) -> None:
-        looks = [lambda place=place: self._state_of(place) for place in self._places]
+        looks = [lambda rank=rank: self._state_of(rank) for rank in range(len(self._actors))]
         rank, reason = await wait_for_silence(asks, looks, self._silence_s)
         self._lose(f"rank {rank} {reason}")
 
-    def _state_of(self, place: RankPlace) -> ProcessState:
-        far = self._far.get(place.node_id)
-        return process_state(place.pid) if far is None else far.state_of(place.pid)
+    async def _find_process(self, rank: int) -> None:
+        process = await process_of(self._actors[rank])
+        self._processes.setdefault(rank, process)
+
+    def _state_of(self, rank: int) -> ProcessState:
+        process = self._processes.get(rank)
+        if process is None:
+            return ProcessState.UNKNOWN
+        if process.node_id == self._node_id:
+            return process_state(process.pid)
+        far = self._far.get(process.node_id)
+        return ProcessState.UNKNOWN if far is None else far.state_of(process.pid)
 
     def _watch_other_nodes(self) -> dict[str, FarProcesses]:
         """Start a watch on each other node where ranks are; returns before they run."""
-        own_node = ray.get_runtime_context().get_node_id()
         by_node: dict[str, list[int]] = {}
         for rank, place in enumerate(self._places):
-            if place.node_id != own_node:
+            if place.node_id != self._node_id:
                 by_node.setdefault(place.node_id, []).append(rank)
         found = {}
         for node, ranks in by_node.items():
@@ -182,10 +197,9 @@ class RankGroup:
 
         Ranks of this host are ended without Ray, whose calls take their time; it will see that they have ended.
         """
-        own_node = ray.get_runtime_context().get_node_id()
-        local = {rank for rank, place in enumerate(self._places) if place.node_id == own_node}
+        local = {rank for rank, process in self._processes.items() if process.node_id == self._node_id}
         for rank in local:
-            kill_process(self._places[rank].pid)
+            kill_process(self._processes[rank].pid)
         for rank, actor in enumerate(self._actors):
             if rank in local:
                 continue
@@ -213,6 +227,9 @@ async def gather_unless_lost(calls: Sequence[Awaitable[Answer]], lost: asyncio.F
         return await answers
     finally:
         answers.cancel()
+        await asyncio.gather(
+            answers, return_exceptions=True
+        )  # or asyncio tells that nobody has looked at its end
 
 
 def check_reach(places: list[RankPlace], host: str) -> None:
