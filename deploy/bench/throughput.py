@@ -99,7 +99,7 @@ def measure_all(llm: LLM, workloads: Sequence[Workload], vocab_size: int, repeat
         )  # or the cache would have its first prompts
         measure(
             llm,
-            replace(workload, output_len=min(8, workload.output_len), spread=0, seed=workload.seed + 77),
+            replace(workload, output_len=8, spread=0, seed=workload.seed + 77),
             vocab_size,
         )
         results.append(measure(llm, workload, vocab_size, repeats))
@@ -126,7 +126,7 @@ def measure_steps(
     for size in batch_sizes:
         # A seed's prompts begin alike whatever their length and number: none may have been cached by another call.
         seed = 1000 * (1 + size + 5003 * input_len + 7 * num_steps)
-        measure(llm, Workload(size, input_len, min(4, 1 + num_steps), seed=seed), vocab_size)
+        measure(llm, Workload(size, input_len, 4, seed=seed), vocab_size)
         first_s = [
             measure(llm, Workload(size, input_len, 1, seed=seed + 100 + i), vocab_size).wall_s
             for i in range(repeats)

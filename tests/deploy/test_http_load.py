@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from deploy.bench.http_command import http
 from deploy.bench.http_load import LoadPlan, run_load
+from deploy.client import ClientError
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 8, 13, 1000])
@@ -64,4 +66,28 @@ async def test_the_command_sends_no_prompt_twice() -> None:
 
     assert len(prompts) == 5 * (1 + 2)  # a round to warm up, then two, each with 2 and with 3 streams
     assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
+    server.close()
+
+
+@pytest.mark.parametrize("path", ["/v1", ""])
+async def test_a_load_of_which_all_fails_is_an_error_and_no_figure(path: str, tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n"))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    found = tmp_path / "found.json"
+
+    with pytest.raises(
+        ClientError, match=f"all 4 requests to http://127.0.0.1:{port}/v1 for model 'm' failed"
+    ):
+        await asyncio.to_thread(http, f"http://127.0.0.1:{port}{path}", "m", "2", 2, 16, 9, found)
+
+    assert set(asked) == {b"POST /v1/completions HTTP/1.1\r\n"}
+    assert not found.exists()
     server.close()
