@@ -97,11 +97,7 @@ def measure_all(llm: LLM, workloads: Sequence[Workload], vocab_size: int, repeat
         workload = replace(
             given, seed=given.seed + 100_000 * number
         )  # or the cache would have its first prompts
-        measure(
-            llm,
-            replace(workload, output_len=8, spread=0, seed=workload.seed + 77),
-            vocab_size,
-        )
+        measure(llm, replace(workload, output_len=8, spread=0, seed=workload.seed + 77), vocab_size)
         results.append(measure(llm, workload, vocab_size, repeats))
     return results
 
