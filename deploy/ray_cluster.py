@@ -7,6 +7,7 @@ ranks all inherit it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -187,7 +188,7 @@ def _start(
     import ray
     from ray import serve
 
-    with _own_signal_handlers():
+    with _own_signals():
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -209,16 +210,23 @@ def _start(
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keep Ray from putting handlers of its own, which print a stack and exit, in the place of ours."""
-    from ray._private import utils
+def _own_signals() -> Iterator[None]:
+    """Keep Ray from putting handlers of its own, which print a stack and exit, in the place of ours.
 
-    set_handler = utils.set_sigterm_handler
+    And its daemons from signals to this process's group, as Ctrl-C and ``timeout`` send them: a driver that loses its
+    raylet while it connects to it prints an error and exits in C, or waits for half a minute.
+    """
+    from ray import _private
+
+    utils: Any = _private.utils
+    services: Any = _private.services
+    set_handler, popen = utils.set_sigterm_handler, services.ConsolePopen
     utils.set_sigterm_handler = lambda handler: None
+    services.ConsolePopen = functools.partial(popen, process_group=0)
     try:
         yield
     finally:
-        utils.set_sigterm_handler = set_handler
+        utils.set_sigterm_handler, services.ConsolePopen = set_handler, popen
 
 
 def _set_environment(runtime: Runtime, host: str, ports: list[int], haproxy: bool) -> None:

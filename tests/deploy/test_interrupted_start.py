@@ -77,6 +77,29 @@ def test_it_ends_quietly_and_leaves_nothing(
 
 
 @pytest.mark.slow
+def test_a_signal_to_its_whole_group_while_it_connects_to_ray_leaves_ray_to_it(
+    start_cluster: Callable[..., ServedCluster],
+) -> None:
+    """As ``timeout`` sends it: Ray's driver waits half a minute for a raylet that has heard it, too, or aborts."""
+    cluster = start_cluster("--replicas", "1", "--cpu-threads", "1")
+    runtime = cluster.runtime
+    wait_for(runs("raylet"), cluster)
+    daemons = [*cluster.processes("gcs_server"), *cluster.processes("raylet")]
+    assert all(os.getpgid(daemon.pid) != cluster.process.pid for daemon in daemons)
+    started_s = time.monotonic()
+
+    os.killpg(cluster.process.pid, signal.SIGTERM)
+
+    assert cluster.process.wait(60) == 143, "".join(cluster.log)
+    assert time.monotonic() - started_s < 20
+    assert cluster.stop() == 143  # its output has been read to the end
+    assert "Stopped before it was up" in "".join(cluster.log)
+    assert not NOISE.search("".join(cluster.log)), "".join(cluster.log)
+    assert runtime.processes() == []
+    assert not runtime.folder.exists()
+
+
+@pytest.mark.slow
 def test_a_second_signal_in_the_middle_of_that_leaves_nothing_either(
     start_cluster: Callable[..., ServedCluster],
 ) -> None:
