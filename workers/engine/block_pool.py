@@ -85,14 +85,20 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def release_to_front(self, block_ids: Iterable[int]) -> None:
-        """Count one holder less for each; one that is free now is handed out next, the last of them first."""
-        for block_id in block_ids:
-            num_holders = self._num_holders[block_id] - 1
-            assert num_holders >= 0, f"block {block_id} is released more often than it was held"
-            self._num_holders[block_id] = num_holders
-            if num_holders == 0:
+    def colder_than(self, block_id: int) -> int | None:
+        """The free block that is handed out right before this free one; None if there is none."""
+        return self._free.before(block_id)
+
+    def release_to_front(self, block_id: int, behind: int | None) -> None:
+        """Count one holder less; a block without any is handed out next, or right after a free one, ``behind``."""
+        num_holders = self._num_holders[block_id] - 1
+        assert num_holders >= 0, f"block {block_id} is released more often than it was held"
+        self._num_holders[block_id] = num_holders
+        if num_holders == 0:
+            if behind is None:
                 self._free.push(block_id)
+            else:
+                self._free.insert(block_id, behind)
 
     def is_free(self, block_id: int) -> bool:
         """True if nobody holds the block."""

@@ -66,6 +66,15 @@ def prefers_swap(
     return cost.copy_s(num_copies_ahead + num_own) < cost.prefill_s(victim.num_computed)
 
 
+def worth_keeping(num_blocks: int, cost: CostModel, config: EngineConfig) -> bool:
+    """True where a prompt of so many blocks comes back from the host sooner than it is computed; see ``worth_loading``.
+
+    Where it does not, a copy on the host is of no use, and would have its block handed out before others.
+    """
+    is_wanted = config.preemption_mode == "swap"
+    return is_wanted or cost.copy_s(num_blocks) < cost.prefill_s(num_blocks * config.block_size)
+
+
 def worth_loading(
     request: RequestState, prefix: Prefix, num_copies_ahead: int, cost: CostModel, config: EngineConfig
 ) -> Prefix:

@@ -21,7 +21,7 @@ from workers.engine.draft import Draft, LaunchedStep
 from workers.engine.errors import OutOfBlocks
 from workers.engine.kv_cache import KVCache, can_fork
 from workers.engine.plan import LateMasks, StepPlan, StepResult
-from workers.engine.preemption import choose_victim, prefers_swap, worth_loading
+from workers.engine.preemption import choose_victim, prefers_swap, worth_keeping, worth_loading
 from workers.engine.request_queue import RequestQueue
 from workers.engine.request_state import NO_ROW, RequestState, Status
 from workers.engine.waiting_work import WaitingWork
@@ -126,7 +126,8 @@ class Scheduler:
         self._enter_loaded(draft, now_s)
         self._admit(draft, now_s)
         host = self._cache.host
-        if host.num_blocks and not draft.is_empty and not draft.is_starved:
+        is_kept = host.num_blocks and worth_keeping(host.longest, cost, config)
+        if is_kept and not draft.is_empty and not draft.is_starved:
             spare = self._cache.num_unpromised_blocks - draft.num_promised_blocks
             spare -= self._config.num_watermark_blocks
             host.drift(draft.step_id, max(0, spare), draft.num_hidden_copies)

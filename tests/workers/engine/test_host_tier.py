@@ -4,7 +4,11 @@ from itertools import pairwise
 
 import pytest
 
+from workers.engine.block_pool import BlockPool
+from workers.engine.cache_log import DEVICE, CacheLog
+from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
+from workers.engine.host_tier import HostTier
 
 TIGHT = {"num_blocks": 8, "block_size": 2, "num_host_blocks": 16, "preemption_mode": "swap"}
 TEXT = list(range(100, 130))
@@ -155,7 +159,14 @@ def test_cold_prefixes_drift_to_the_host_and_are_found_there(make_bench) -> None
 def test_cold_blocks_drift_no_faster_than_steps_can_hide(make_bench) -> None:
     # A step of 8 ms hides two copies of 0.4 ms at a tenth of its time.
     cost = CostModel(base_s=0.008, per_sequence_s=1e-9, per_token_s=1e-9, copy_block_s=0.0004)
-    bench = make_bench(num_blocks=40, block_size=2, num_host_blocks=100, max_num_batched_tokens=60, cost=cost)
+    bench = make_bench(
+        num_blocks=40,
+        block_size=2,
+        num_host_blocks=100,
+        max_num_batched_tokens=60,
+        preemption_mode="swap",
+        cost=cost,
+    )
 
     bench.add(TEXT[:31], max_tokens=1)
     bench.run()
@@ -170,6 +181,55 @@ def test_cold_blocks_drift_no_faster_than_steps_can_hide(make_bench) -> None:
     assert max(copied) == 10
     assert max(copied[copied.index(10) + 1 :]) <= 2
     bench.assert_all_as_expected()
+
+
+def test_nothing_drifts_to_the_host_that_is_computed_sooner_than_copied_back(make_bench) -> None:
+    # A block of two tokens takes 0.2 ms to compute and 0.4 to copy.
+    cost = CostModel(base_s=0.008, per_sequence_s=1e-9, per_token_s=0.0001, copy_block_s=0.0004)
+    bench = make_bench(num_blocks=12, block_size=2, num_host_blocks=100, max_num_batched_tokens=12, cost=cost)
+    bench.add(TEXT[:9], max_tokens=1)
+    bench.run()
+
+    evict_text(bench)
+
+    assert bench.engine.load().num_blocks_swapped_out == 0
+    bench.assert_all_as_expected()
+
+
+def test_blocks_that_drifted_are_handed_out_in_the_order_in_which_they_would_have_been() -> None:
+    config = EngineConfig(max_model_len=64, num_blocks=16, block_size=2, num_host_blocks=40)
+    log = CacheLog()
+    device = BlockPool(config.num_blocks, log, DEVICE)
+    host = HostTier(config, device, log)
+    for chain in range(2):
+        blocks = device.take(6)
+        for index, block_id in enumerate(blocks):
+            device.register(block_id, bytes([chain, index]))
+        device.release(blocks)
+    before = [block_id for block_id in device.coldest() if device.hash_of(block_id)]
+
+    for step in range(4):
+        host.drift(step, num_spare=16, num_hidden=2.0)
+        host.take_plan(step)
+        host.complete(step, [])
+
+    assert host.num_blocks_out == 8
+    assert [block_id for block_id in device.coldest() if device.hash_of(block_id)] == before
+
+
+def test_a_long_prompt_is_forgotten_once_the_device_has_been_filled_twice_without_another() -> None:
+    config = EngineConfig(max_model_len=640, num_blocks=400, block_size=2, num_host_blocks=900)
+    device = BlockPool(config.num_blocks, CacheLog(), DEVICE)
+    host = HostTier(config, device, CacheLog())
+    host.expect(100)
+    host.expect(3)
+    assert host.longest == 100
+
+    for _ in range(8):
+        device.release(device.take(100))
+    host.expect(3)
+
+    assert host.longest == 3
 
 
 @pytest.mark.parametrize("copy_lag", [0, 1, 2])
