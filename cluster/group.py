@@ -227,9 +227,8 @@ async def gather_unless_lost(calls: Sequence[Awaitable[Answer]], lost: asyncio.F
         return await answers
     finally:
         answers.cancel()
-        await asyncio.gather(
-            answers, return_exceptions=True
-        )  # or asyncio tells that nobody has looked at its end
+        # Or asyncio tells that nobody has looked at its end.
+        await asyncio.gather(answers, return_exceptions=True)
 
 
 def check_reach(places: list[RankPlace], host: str) -> None:

@@ -166,9 +166,8 @@ class OwnedRanks(ChannelExecutor):
     def _look(self) -> None:
         for rank, process in enumerate(self._processes):
             assert process.pid is not None, "it was started"
-            if (
-                process_state(process.pid) != ProcessState.STOPPED
-            ):  # the end of one is told by its end of the channel
+            # The end of one is told by its end of the channel.
+            if process_state(process.pid) != ProcessState.STOPPED:
                 self._stopped_looks[rank] = 0
                 continue
             self._stopped_looks[rank] = self._stopped_looks.get(rank, 0) + 1

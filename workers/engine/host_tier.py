@@ -51,7 +51,7 @@ class HostTier:
         step_blocks = config.max_num_batched_tokens // config.block_size + 1
         # What is here and on the device as well takes room from what is here alone.
         most = min(config.num_blocks * 3 // 4, config.num_host_blocks // 2)
-        self._least_cold_wanted = self._num_cold_wanted = min(4 * step_blocks, most)
+        self._least_cold_wanted = min(4 * step_blocks, most)
         self._most_cold_wanted = min(most, max(_MOST_LOOKED_AT, self._least_cold_wanted))
         self.longest = 1
         """Blocks of the longest request of late."""
@@ -153,16 +153,19 @@ class HostTier:
         self._num_loaded += len(host_blocks)
 
     def expect(self, num_blocks: int) -> None:
-        """A request of so many blocks has come. If it comes again it takes them all at once, before any step.
-
-        So twice as many are kept copied: they are what it overwrites. Forgotten once the device has been filled twice
-        without another as long.
-        """
-        wanted = min(2 * num_blocks, self._most_cold_wanted)
-        if wanted >= self._num_cold_wanted or self._device.num_taken >= self._forget_at:
-            self._num_cold_wanted = max(wanted, self._least_cold_wanted)
+        """A request of so many blocks has come. The longest counts until the device was filled twice without it."""
+        if num_blocks >= self.longest or self._device.num_taken >= self._forget_at:
             self.longest = num_blocks
             self._forget_at = self._device.num_taken + 2 * self._device.num_blocks
+
+    @property
+    def _num_cold_wanted(self) -> int:
+        """Of the coldest blocks, how many are kept copied.
+
+        A prompt that comes again takes all its blocks at once, before any step: twice as many as the longest has are
+        what it overwrites, and what the next one does.
+        """
+        return min(max(2 * self.longest, self._least_cold_wanted), self._most_cold_wanted)
 
     def drift(self, step_id: int, num_spare: int, num_hidden: float) -> None:
         """Copy out the coldest cached blocks before they are handed out anew.
@@ -182,18 +185,19 @@ class HostTier:
         self._num_due -= num_due
         if self._device.num_taken < self._next_look:
             return
+        num_wanted = self._num_cold_wanted
         # Copied ones come back to where they were, so that what is looked at next time are the same and as many behind
         # them as have been handed out since.
         candidates = (
             (block_id, block_hash)
-            for block_id in islice(self._device.coldest(), self._num_cold_wanted)
+            for block_id in islice(self._device.coldest(), num_wanted)
             if (block_hash := self._device.hash_of(block_id)) is not None
             and self._pool.find(block_hash) is None
         )
         most = min(num_spare, num_due, self._pool.num_free)
         cold = list(islice(candidates, most))
         if len(cold) < most:
-            self._next_look = self._device.num_taken + self._num_cold_wanted // 4 + 1
+            self._next_look = self._device.num_taken + num_wanted // 4 + 1
         if cold:
             batch = self._batch(step_id)
             for block_id, _ in cold:

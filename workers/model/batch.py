@@ -234,11 +234,6 @@ class Batch:
     def _tables(self, rows: Tensor, num_blocks: int) -> Tensor:
         return self.block_tables[rows, :num_blocks]
 
-    def _to_device(
-        self, columns: list[list[int]] | list[tuple[int, ...]] | list[NDArray[np.int64]]
-    ) -> Tensor:
-        """Return [columns, length] int64; from pinned memory where the device is not the host, so nothing waits."""
-        tensor = torch.from_numpy(np.array(columns, dtype=np.int64))
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _to_device(self, columns: list[list[int]] | list[tuple[int, ...]]) -> Tensor:
+        """Return [columns, length] int64 on the device."""
+        return upload([np.array(columns, dtype=np.int64)], self.device)[0]

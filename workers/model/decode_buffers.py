@@ -183,8 +183,9 @@ class DecodeBuffers:
         """Take over the sampling parameters of the rows that others go on from."""
         self._prefixes.forget()
         device = self.hidden.device
-        rows = _upload([one.row for one in branches], torch.int64, device)
-        sources = _upload([one.source for one in branches], torch.int64, device)
+        rows, sources = upload(
+            [np.array([one.row for one in branches]), np.array([one.source for one in branches])], device
+        )
         params, filters = self.params, self.params.filters
         for tensor in (
             params.temperatures,
@@ -235,7 +236,3 @@ def _aligned(count: int) -> int:
 def _wrapped(seed: int) -> int:
     """Modulo 2^64, as two's complement."""
     return ((seed + 2**63) % 2**64) - 2**63
-
-
-def _upload(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
