@@ -42,6 +42,8 @@ class ReplicaConfig:
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
     kv_host_fraction: float = 0.5
     kv_checksum: bool = False
+    copy_bytes_per_s: float | None = None
+    """On a CPU: copies between the tiers take as long as at this rate; None: as long as they take."""
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

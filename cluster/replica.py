@@ -296,6 +296,7 @@ def _rank_config(config: ReplicaConfig, files: ModelFiles) -> RankConfig:
         swap_space_bytes=config.swap_space_bytes,
         num_blocks=config.num_blocks,
         kv_checksum=config.kv_checksum,
+        copy_bytes_per_s=config.copy_bytes_per_s,
         num_threads=config.num_threads,
         seed=config.seed,
         enforce_eager=config.enforce_eager,

@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
+from deploy.refusals import Spec, refusal, refused_path
 from workers.engine.errors import InvalidRequest
 
 
-class ScaleEntry(BaseModel):
+class ScaleEntry(Spec):
     """How many replicas of a model there may be; the field ``replicas`` beside it says how many are first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_replicas: int = Field(1, ge=0, le=1024)
     max_replicas: int = Field(ge=1, le=1024)
@@ -88,19 +87,15 @@ class IngressEntry(IngressSpec):
         return IngressSpec(**{name: getattr(self, name) for name in IngressSpec.model_fields})
 
 
-class HttpEntry(BaseModel):
+class HttpEntry(Spec):
     """Where the endpoint listens, on every node that has a part in it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "0.0.0.0"
     port: int = Field(8000, ge=1, le=65535)
 
 
-class ClusterSpec(BaseModel):
+class ClusterSpec(Spec):
     """Everything that runs on one Ray cluster."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     models: list[ModelEntry] = Field(min_length=1)
     ingress: IngressEntry = Field(default_factory=lambda: IngressEntry.model_validate({}))
@@ -178,10 +173,8 @@ def read_cluster_spec(path: Path) -> ClusterSpec:
     try:
         return ClusterSpec.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{path}, {where}: {message[:1].lower()}{message[1:]}", "config") from None
+        where = ".".join(refused_path(error)) or "the whole file"
+        raise InvalidRequest(f"{path}, {refusal(error, where)}", "config") from None
 
 
 def _refuse_other_formats(path: Path, content: Any) -> None:

@@ -6,6 +6,7 @@ import typer
 
 from deploy.bench.cli import app as bench
 from deploy.client_commands import chat, complete, run_batch
+from deploy.command_group import Commands
 from deploy.deploy_command import deploy
 from deploy.fetch_command import fetch
 from deploy.flags import with_flags
@@ -18,6 +19,7 @@ from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
 
 app = typer.Typer(
+    cls=Commands,
     name="shoal",
     help="Serve large language models on a Ray cluster; try one on this machine with `shoal serve`.",
     no_args_is_help=True,

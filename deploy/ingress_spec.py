@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from deploy.refusals import Spec
 from deploy.settings import Policy
 
 
-class IngressSpec(BaseModel):
+class IngressSpec(Spec):
     """The endpoint: everything about it that does not change without a restart."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: Policy = "prefix"
     num_cpus: float = Field(1.0, ge=0)

@@ -31,6 +31,12 @@ def check_model(settings: ServeSettings, files: ModelFiles, model: ModelConfig) 
             "preemption_mode",
         )
     _check_devices(settings)
+    if settings.copy_gib_per_s is not None and settings.device_name == "cuda":
+        raise InvalidRequest(
+            f"--copy-gib-per-s is {settings.copy_gib_per_s:g}, it is for a CPU: a GPU's copies take the time that they "
+            "take, leave it out",
+            "copy_gib_per_s",
+        )
     check_length(settings, files, model)
     check_ranks(files, model, settings.tensor_parallel_size)
     how = choose_quantization(model.quantization, settings.quantization)

@@ -9,9 +9,10 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from cluster.config import ReplicaConfig, application_name
+from deploy.refusals import Spec
 from deploy.served_model import served_model_config
 from deploy.settings import ServeSettings, make_settings
 from router.config import ServedModelConfig
@@ -23,7 +24,7 @@ _NOT_OF_A_MODEL = {
     *("device", "max_body_bytes", "replica_wait_s", "record_trace", "api_key", "api_keys", "allowed_origins"),
     *("ssl_keyfile", "ssl_certfile", "max_logprobs", "grpc_port", "min_replicas", "max_replicas"),
     *("target_ttft_s", "target_tpot_s", "downscale_delay_s", "scale_to_zero_delay_s"),
-    *("metrics_port", "vllm_metric_names", "log_format", "otlp_endpoint", "trace_ratio"),
+    *("copy_gib_per_s", "metrics_port", "vllm_metric_names", "log_format", "otlp_endpoint", "trace_ratio"),
 }
 """Settings of ``shoal serve`` that concern the cluster or its ingress, or have a name of their own here."""
 
@@ -31,10 +32,8 @@ ENGINE_SETTINGS = frozenset(ServeSettings.model_fields) - _NOT_OF_A_MODEL
 """What ``engine`` may hold."""
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Spec):
     """A model, how it is run, and where."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
     """What clients call it."""

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
+from deploy.refusals import no_truth_value, refusal, refused_path
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
@@ -210,9 +211,7 @@ class ServeSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value_is_a_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and not isinstance(cls.model_fields[str(info.field_name)].default, bool):
-            raise ValueError("true and false are no value of it, a number or a word is")
-        return value
+        return no_truth_value(cls.model_fields[str(info.field_name)], value)
 
     @field_validator("host")
     @classmethod
@@ -373,6 +372,7 @@ class ServeSettings(BaseSettings):
             preemption_mode=self.preemption_mode,
             kv_host_fraction=self.kv_host_fraction,
             kv_checksum=self.kv_checksum,
+            copy_bytes_per_s=self.copy_bytes_per_s,
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,
@@ -410,23 +410,6 @@ def make_settings(**values: object) -> ServeSettings:
     try:
         return ServeSettings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:
-            raise InvalidRequest(first["msg"].removeprefix("Value error, "), "settings") from error
-        field = str(first["loc"][0])
-        flag = "--" + field.replace("_", "-")
-        raise InvalidRequest(
-            f"{flag} is {_shown(first.get('input'))}: {first['msg'].removeprefix('Value error, ').lower()}",
-            field,
-        ) from error
-
-
-def _shown(value: object) -> str:
-    """A value as it was written: flags come as text, numbers among them."""
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return repr(value)
-        return value
-    return repr(value)
+        path = refused_path(error)
+        flag = "--" + path[0].replace("_", "-") if path else ""
+        raise InvalidRequest(refusal(error, flag), path[0] if path else "settings") from error

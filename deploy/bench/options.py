@@ -46,6 +46,17 @@ def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
     return value
 
 
+def above_one(param: typer.CallbackParam, value: float | None) -> float | None:
+    """An option's callback: ``value``, which is a number above 1.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if value is not None and not 1 < value < math.inf:
+        raise InvalidRequest(f"{param.opts[0]} is {value:g}, it must be a number above 1", param.name)
+    return value
+
+
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the result here.", callback=checked_output)
 ]
@@ -88,6 +99,17 @@ def check_spread(spread: int, **lengths: int) -> None:
         if spread >= length:
             flag = "--" + name.replace("_", "-")
             raise InvalidRequest(f"--spread is {spread}, it must be less than {flag} {length}", "spread")
+
+
+def check_order(low_flag: str, low: float, high_flag: str, high: float, is_equal_fine: bool = False) -> None:
+    """Return if ``low`` is below ``high``, or equal to it where that is fine.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    if not (low < high or (is_equal_fine and low == high)):
+        limit = "at least" if is_equal_fine else "above"
+        raise InvalidRequest(f"{high_flag} is {high:g}, it must be {limit} {low_flag} {low:g}", high_flag)
 
 
 def check_not_given(context: typer.Context, names: tuple[str, ...], why: str) -> None:

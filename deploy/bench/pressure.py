@@ -46,6 +46,38 @@ class PressureLoad:
         blocks_a_request = -(-self.num_tokens // block_size)
         return max(blocks_a_request, int(self.num_at_once * blocks_a_request / self.pressure))
 
+    def check(self, block_size: int) -> None:
+        """Return if a request may have to give way: one that never grows by a block, or is alone, never has to.
+
+        Raises:
+            InvalidRequest: none ever has to, so that there is nothing to compare.
+        """
+        if self.num_tokens <= block_size + 1:  # the last token is never computed, it takes no place
+            raise InvalidRequest(
+                f"--input-len and --output-len come to {self.num_tokens} tokens, with --kv-pressure requests must "
+                f"outgrow a block of {block_size}: give {block_size + 2} or more",
+                "input_len",
+            )
+        if self.num_at_once < 2:
+            raise InvalidRequest(
+                f"{self.num_prompts} prompts, {self.num_at_once} at once (--num-prompts, --max-num-seqs): with "
+                "--kv-pressure they must press each other, give 2 or more of both",
+                "num_prompts",
+            )
+
+    def check_pressed(self, runs: Sequence[PressureRun]) -> None:
+        """Return if a request gave way in one of ``runs``.
+
+        Raises:
+            InvalidRequest: none did, so that there is nothing to compare.
+        """
+        if not any(run.num_preemptions for run in runs):
+            raise InvalidRequest(
+                f"no request gave way: {self.num_at_once} at once of {self.num_tokens} tokens at --kv-pressure "
+                f"{self.pressure:g}, so all modes did the same; raise it, or give more --num-prompts or longer ones",
+                "kv_pressure",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class PressureRun:
@@ -81,9 +113,11 @@ def measure_pressure(
     """Every mix in every mode, each with the same prompts; ``told`` gets each run as it ends.
 
     Raises:
-        InvalidRequest: the model was loaded with fewer blocks than a run needs, or none in host memory.
+        InvalidRequest: the load cannot press, or the model was loaded with fewer blocks than a run needs, or none in
+            host memory.
     """
     size = llm.engine_config.block_size
+    load.check(size)
     num_blocks = load.num_blocks(size)
     check_host_blocks(llm, 1)
     if num_blocks > llm.num_blocks:

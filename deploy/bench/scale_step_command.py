@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, checked_output, finite
+from deploy.bench.options import JsonOption, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.output_file import open_output
@@ -33,6 +33,7 @@ def scale_step(
     ] = None,
 ) -> None:
     """A step in load on a cluster of its own that scales: replicas over time. No model, steps by formula."""
+    check_order("--low", low, "--high", high)
     from deploy.bench.http_load import LoadPlan
     from deploy.bench.scale_step import StepPlan, run_step
     from deploy.served_cluster import ServedCluster

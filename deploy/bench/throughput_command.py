@@ -20,6 +20,7 @@ from deploy.bench.options import (
     ModelOption,
     QuantizationOption,
     RepeatsOption,
+    above_one,
     above_zero,
     check_context,
     check_not_given,
@@ -41,8 +42,11 @@ def throughput(
     context: typer.Context,
     model: ModelOption = None,
     num_prompts: Annotated[
-        str, typer.Option(help="Prompts at once; several runs separated by commas.")
-    ] = "1,8,32",
+        str | None,
+        typer.Option(
+            help="Prompts at once; several runs separated by commas. (default: 1,8,32; with --kv-pressure 8,32)"
+        ),
+    ] = None,
     input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 128,
     output_len: Annotated[int, typer.Option(min=1, help="Output tokens.")] = 128,
     shared_len: Annotated[int, typer.Option(min=0, help="Leading prompt tokens that all prompts share.")] = 0,
@@ -59,8 +63,7 @@ def throughput(
     kv_pressure: Annotated[
         float | None,
         typer.Option(
-            min=1.0,
-            callback=finite,
+            callback=above_one,
             help="Give the KV cache this much less than the prompts need; compare what to do.",
         ),
     ] = None,
@@ -77,7 +80,7 @@ def throughput(
     json_path: JsonOption = None,
 ) -> None:
     """Output tokens per second of the engine alone, prefill included."""
-    counts = whole_numbers(num_prompts, "--num-prompts")
+    counts = whole_numbers(num_prompts or ("1,8,32" if kv_pressure is None else "8,32"), "--num-prompts")
     if kv_pressure is None:
         check_not_given(context, _ONLY_UNDER_PRESSURE, "without --kv-pressure: give both, or neither")
         check_spread(spread, input_len=input_len, output_len=output_len)

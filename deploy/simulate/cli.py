@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deploy.bench.options import checked_output
+from deploy.bench.options import check_not_given, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console
 from deploy.output_file import open_output
@@ -31,13 +31,19 @@ SHOWN = {
 """Figures in the table, and their headings; seconds all."""
 
 
+_ONLY_WITH_RULES = ("min_replicas", "max_replicas", "start_s", "downscale_delay_s")
+
+
 def simulate(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="JSON lines, Mooncake's or Shoal's own; .gz or not.")],
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Copies of the model.")] = 4,
     policy: Annotated[
         str, typer.Option(help="Policies to compare, separated by commas; `all` for all of them.")
     ] = "prefix",
-    rate: Annotated[float, typer.Option(min=0.001, help="Play the trace this many times as fast.")] = 1.0,
+    rate: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="Play the trace this many times as fast.")
+    ] = 1.0,
     replica_model: Annotated[
         str,
         typer.Option(
@@ -66,12 +72,22 @@ def simulate(
     ] = None,
     min_replicas: Annotated[int, typer.Option(min=1, help="With --autoscale.")] = 1,
     max_replicas: Annotated[int, typer.Option(min=1, max=4096, help="With --autoscale.")] = 16,
-    start_s: Annotated[float, typer.Option(min=0, help="Seconds that a new replica takes to start.")] = 30.0,
+    start_s: Annotated[
+        float,
+        typer.Option(
+            min=0, callback=finite, help="With --autoscale: seconds that a new replica takes to start."
+        ),
+    ] = 30.0,
     downscale_delay_s: Annotated[
-        float, typer.Option(min=0, help="Seconds of less load before one goes.")
+        float,
+        typer.Option(min=0, callback=finite, help="With --autoscale: seconds of less load before one goes."),
     ] = 60.0,
-    target_ttft_s: Annotated[float, typer.Option(min=0.001, help="Promised time to first token.")] = 2.0,
-    target_tpot_s: Annotated[float, typer.Option(min=0.001, help="Promised time per output token.")] = 0.1,
+    target_ttft_s: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="Promised time to first token.")
+    ] = 2.0,
+    target_tpot_s: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="Promised time per output token.")
+    ] = 0.1,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first ones. [all]")] = None,
     skip_requests: Annotated[int, typer.Option(min=0, help="Leave the first ones out.")] = 0,
     json_path: Annotated[
@@ -86,6 +102,9 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay TRACE in virtual time: the router's own policies and the engine's own scheduler, no GPU."""
+    if autoscale is None:
+        check_not_given(context, _ONLY_WITH_RULES, "without --autoscale: give both, or neither")
+    check_order("--min-replicas", min_replicas, "--max-replicas", max_replicas, is_equal_fine=True)
     from cluster.autoscaling import ScaleTargets
     from deploy.simulate.compare import Comparison
     from deploy.simulate.fleet import read_outage

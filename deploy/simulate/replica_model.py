@@ -10,17 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from deploy.refusals import Spec, refusal, refused_path
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
 
 
-class ReplicaModel(BaseModel):
+class ReplicaModel(Spec):
     """Limits and costs of one replica. Frozen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["engine", "fifo"] = "engine"
     """``engine``: Shoal's own scheduler and block manager. ``fifo``: the textbook replica of ``FifoReplica``."""
@@ -116,8 +115,5 @@ def read_replica_model(name: str) -> ReplicaModel:
             f"replica model {name!r} is neither a file nor one of {', '.join(BUILT_IN)}", "replica_model"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise InvalidRequest(
-            f"replica model {name}: {field}: {first['msg'].lower()}", "replica_model"
-        ) from error
+        field = ".".join(refused_path(error)) or "the file"
+        raise InvalidRequest(f"replica model {name}: {refusal(error, field)}", "replica_model") from error

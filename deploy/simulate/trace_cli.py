@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from deploy.bench.options import check_order, finite
 from deploy.console import console
 from router.trace import Trace, merge_traces, read_trace, write_trace
 from workers.engine.errors import InvalidRequest
@@ -39,13 +40,17 @@ def merge(
 def day(
     trace: Annotated[Path, typer.Argument(help="A trace of any format, played over and over.")],
     output: Annotated[Path, typer.Argument(help="The trace to write; compressed if it ends in .gz.")],
-    hours: Annotated[float, typer.Option(min=0.01, help="Length of the day.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.01, callback=finite, help="Length of the day.")] = 24.0,
     low: Annotated[
-        float, typer.Option(min=0.001, help="Rate at its beginning and end, times the trace's own.")
+        float,
+        typer.Option(
+            min=0.001, callback=finite, help="Rate at its beginning and end, times the trace's own."
+        ),
     ] = 0.2,
-    high: Annotated[float, typer.Option(min=0.001, help="Rate at its middle.")] = 2.0,
+    high: Annotated[float, typer.Option(min=0.001, callback=finite, help="Rate at its middle.")] = 2.0,
 ) -> None:
     """Compose a day of traffic: rate low + (high - low) (1 - cos(2 pi t / day)) / 2 at time t."""
+    check_order("--low", low, "--high", high, is_equal_fine=True)
     span_s = hours * 3600
 
     def rate_at(time_s: float) -> float:

@@ -26,7 +26,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from workers.engine.errors import InvalidRequest
 
@@ -156,6 +164,13 @@ class _Record(BaseModel):
     priority: int = Field(0, ge=-1000, le=1000)
     cache_salt: str | None = Field(None, max_length=256)
     admin: bool = False
+
+    @field_validator("requests_per_minute", "tokens_per_minute", "max_concurrency", "priority", mode="before")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("true and false are no value of it, a number is")
+        return value
 
     @model_validator(mode="after")
     def _one_key(self) -> _Record:

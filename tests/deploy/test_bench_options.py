@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from pathlib import Path
@@ -102,6 +103,13 @@ def test_every_number_has_bounds_that_are_looked_at_first(command: str, name: st
         (("--kv-pressure", "2", "--spread", "4"), "--spread 4 has no effect with --kv-pressure"),
         (("--kv-pressure", "2", "--repeats", "3"), "--repeats 3 has no effect with --kv-pressure"),
         (("--kv-pressure", "2", "--temperature", "1"), "--temperature 1.0 has no effect with --kv-pressure"),
+        (("--kv-pressure", "1"), "--kv-pressure is 1, it must be a number above 1"),
+        (
+            ("--kv-pressure", "2", "--input-len", "9", "--output-len", "8"),
+            "come to 17 tokens, .* outgrow a block of 16: give 18 or more",
+        ),
+        (("--kv-pressure", "2", "--num-prompts", "8,1"), "1 prompts, 1 at once .* give 2 or more"),
+        (("--kv-pressure", "2", "--max-num-seqs", "1"), "8 prompts, 1 at once .* give 2 or more"),
     ],
 )
 def test_flags_of_throughput_that_contradict_each_other_are_told_before_anything_is_loaded(
@@ -116,6 +124,8 @@ def test_flags_of_throughput_that_contradict_each_other_are_told_before_anything
     ("given", "says"),
     [
         (("latency", *OF_TINY, "--input-len", "16,4090"), "--input-len 16,4090 .* 4155 tokens"),
+        (("scale-step", "--low", "5", "--high", "2"), "--high is 2, it must be above --low 5"),
+        (("scale-step", "--low", "2", "--high", "2"), "--high is 2, it must be above --low 2"),
         (("memory", *OF_TINY, "--swap-space", "0"), "--swap-space is 0, it must be a number above 0"),
         (("memory", *OF_TINY, "--prompt-len", "16"), "--prompt-len is 16, .* give 17 or more"),
         (("memory", *OF_TINY, "--prompt-len", "4096"), "--prompt-len 4096: .* tiny allows 4096 at most"),
@@ -129,6 +139,27 @@ def test_what_the_others_cannot_measure_is_told_before_anything_is_loaded(
     monkeypatch.setattr("deploy.offline.llm.start_executor", lambda *_: pytest.fail("a rank was started"))
 
     assert re.search(says, refusal(*given))
+
+
+def test_a_rate_of_copies_is_refused_where_copies_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+    says = refusal("throughput", *OF_TINY, "--kv-pressure", "2", "--copy-gib-per-s", "3")
+
+    assert says.startswith("--copy-gib-per-s is 3, it is for a CPU")
+
+
+def test_a_load_under_which_nothing_gave_way_is_an_error_and_keeps_its_result(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+
+    says = refusal(
+        *("throughput", *OF_TINY, "--kv-pressure", "1.1", "--num-prompts", "2", "--input-len", "10"),
+        *("--output-len", "8", "--json", str(result)),
+    )
+
+    assert re.match("no request gave way: 2 at once of 18 tokens at --kv-pressure 1.1, .* raise it", says)
+    assert {run["num_preemptions"] for run in json.loads(result.read_text())["runs"][0]["runs"]} == {0}
 
 
 @pytest.mark.parametrize("command", ["kernels", "tensor-parallel"])

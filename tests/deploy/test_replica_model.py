@@ -24,7 +24,8 @@ def test_a_replica_model_keeps_defaults_for_what_its_file_leaves_out(tmp_path) -
     [
         ('{"kind": "magic"}', "kind"),
         ('{"speed": 3}', "speed"),
-        ('{"base_s": 0}', "base_s"),
+        ('{"base_s": 0}', "base_s is 0: .* greater than 0"),
+        ('{"max_num_seqs": true}', "max_num_seqs is True: true and false are no value of it"),
         ('{"kind": "fifo", "num_host_kv_tokens": 512}', "need kind engine"),
         ("{", "the file"),
     ],

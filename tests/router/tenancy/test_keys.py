@@ -57,6 +57,10 @@ def test_plain_lines_are_keys_without_limits() -> None:
     [
         ("keys: []", "keys"),
         ("keys: [{name: a, key: sk-secret-12345, tokens_per_minute: 0}]", "keys.1.tokens_per_minute"),
+        (
+            "keys: [{name: a, key: sk-secret-12345, max_concurrency: true}]",
+            "max_concurrency .*true and false",
+        ),
         ("keys: [{name: a, key: sk-secret-12345, colour: red}]", "keys.1.colour"),
         ("keys: [{name: a}]", "either key or key_sha256"),
         ("keys: [{name: a, key: sk-secret-12345}, {name: a, key: sk-secret-54321}]", "named 'a'"),
