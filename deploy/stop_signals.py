@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM of a command: each raises ``Interrupted`` in the main thread, or is not heard at all.
+"""SIGINT, SIGTERM and SIGHUP of a command: each raises ``Interrupted`` in the main thread, or is not heard at all.
+
+SIGHUP says that the terminal is gone. Where it is ignored at first, as ``nohup`` starts a command, it stays so.
 
 Python lets an exception out of a signal's handler pass almost anywhere, also where it is caught and forgotten (in a
 destructor, say), so the last signal is kept as well.
@@ -40,6 +42,9 @@ class StopSignals:
         """The last signal that was raised; None: none has been."""
         self._patience_s = _PATIENCE_S
         self._deaf_until_s = 0.0
+        self._numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            self._numbers.append(signal.SIGHUP)
         self._handle(self._on_signal)
 
     @property
@@ -48,7 +53,7 @@ class StopSignals:
         return 0 if self.number is None else 128 + self.number
 
     def wait(self) -> None:
-        """Return at a signal, also one that came before. From here on each is heard."""
+        """Return at a signal, also one that came before. From here on each is heard, but a SIGHUP after another."""
         self._patience_s = self._deaf_until_s = 0.0
         try:
             if self.number is None:
@@ -64,10 +69,12 @@ class StopSignals:
         now_s = time.monotonic()
         if now_s < self._deaf_until_s:
             return
+        if number == signal.SIGHUP and self.number is not None:
+            return  # shell and kernel each send one: the second is nobody's impatience
         self._deaf_until_s = now_s + self._patience_s
         self.number = number
         raise Interrupted
 
     def _handle(self, handler: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             signal.signal(number, handler)  # type: ignore[arg-type]

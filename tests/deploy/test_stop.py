@@ -63,6 +63,31 @@ def test_sigterm_lets_streams_end_and_tells_those_that_do_not(
 
 
 @pytest.mark.slow
+def test_when_its_terminal_goes_streams_still_end(
+    start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
+) -> None:
+    """Its group hears that twice, from the shell and from the kernel."""
+    cluster = start_cluster(*SCRIPTED, "--drain-timeout-s", "30")
+    cluster.wait_until_up()
+    begun: set[int] = set()
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(stream_events, cluster, 150, lambda: begun.add(1))
+        deadline = time.monotonic() + 30
+        while not begun and time.monotonic() < deadline:
+            time.sleep(0.05)
+        runtime = cluster.runtime
+        os.killpg(cluster.process.pid, signal.SIGHUP)
+        while not any("running requests end first" in line for line in cluster.log):
+            time.sleep(0.05)
+        os.killpg(cluster.process.pid, signal.SIGHUP)
+        assert cluster.process.wait(60) == 0
+
+    assert stream.result()[-1] == "[DONE]"
+    assert json.loads(stream.result()[-2])["usage"]["completion_tokens"] == 150
+    assert runtime.processes() == []
+
+
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once_and_streams_are_told(
     start_cluster: Callable[..., ServedCluster], demo_model: ModelFiles
 ) -> None:

@@ -14,13 +14,13 @@ from deploy.stop_signals import Interrupted, StopSignals, became_of_a_signal
 
 @pytest.fixture
 def signals() -> Iterator[StopSignals]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield StopSignals()
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_is_raised_and_told_as_shells_do(signals: StopSignals, number: int, code: int) -> None:
     assert signals.exit_code == 0
 
@@ -62,6 +62,36 @@ def test_once_it_is_up_each_is_heard(signals: StopSignals) -> None:
     for _ in range(2):
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_terminal_that_is_gone_is_told_twice_and_asks_for_no_hurry(signals: StopSignals) -> None:
+    """By its shell and by the kernel."""
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGHUP)
+    signals.wait()
+
+    os.kill(os.getpid(), signal.SIGHUP)
+
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.number == signal.SIGTERM
+
+
+def test_what_was_started_to_outlive_its_terminal_does() -> None:
+    """As ``nohup`` starts it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = StopSignals()
+
+        os.kill(os.getpid(), signal.SIGHUP)
+
+        assert signals.number is None
+        signals.ignore()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_none_is_heard_where_nothing_may_be_left_half_done(signals: StopSignals) -> None:
