@@ -6,14 +6,20 @@ functions give. The edge compiles it to refuse it early, the brain to follow it.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import llguidance
 
 from workers.engine.constraint import GrammarFailed, Matcher
 from workers.engine.errors import InvalidRequest
+from workers.library_failure import is_failure
 from workers.mask_threads import MaskThreads
+
+log = logging.getLogger("shoal.grammar")
+_Answer = TypeVar("_Answer")
 
 _MAX_STATES = 10_000
 """Of the automaton that a matcher builds as it goes."""
@@ -75,14 +81,17 @@ class GrammarCompiler:
         """A matcher at the beginning of its output. Takes from half a millisecond to half a second.
 
         Raises:
-            InvalidRequest: the grammar makes no sense, is too large, or matches nothing.
+            InvalidRequest: the grammar makes no sense, is too large, or matches nothing, or llguidance fails on it.
         """
-        found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if not found.is_error():
-            self._try(found)  # much of the work is put off until here
-        if found.is_error():
-            raise InvalidRequest(_explained(found.get_error()), "grammar")
-        return GrammarMatcher(found, self._threads)
+        try:
+            return GrammarMatcher(self._compiled(grammar), self._threads)
+        except BaseException as error:
+            if isinstance(error, InvalidRequest) or not is_failure(error):
+                raise
+            log.exception("llguidance failed while it compiled a grammar")
+            raise InvalidRequest(
+                f"cannot be compiled ({type(error).__name__}): make it simpler", "grammar"
+            ) from error
 
     def allows(self, grammar: str, token_ids: Iterable[int]) -> bool:
         """True if an output may begin with these tokens."""
@@ -93,6 +102,14 @@ class GrammarCompiler:
         except GrammarFailed:
             return False
         return True
+
+    def _compiled(self, grammar: str) -> llguidance.LLMatcher:
+        found = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if not found.is_error():
+            self._try(found)  # much of the work is put off until here
+        if found.is_error():
+            raise InvalidRequest(_explained(found.get_error()), "grammar")
+        return found
 
     def _try(self, matcher: llguidance.LLMatcher) -> None:
         """Begin, and go on by a token: what the first mask has cost is held against the second.
@@ -112,20 +129,25 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Follows one output. A ``Matcher``."""
+    """Follows one output. A ``Matcher``; where llguidance fails, it is this grammar that can go no further."""
 
-    __slots__ = ("_made", "_matcher", "_threads")
+    __slots__ = ("_failure", "_made", "_matcher", "_threads")
 
     def __init__(self, matcher: llguidance.LLMatcher, threads: MaskThreads) -> None:
         self._matcher = matcher
         self._threads = threads
         self._made: bytes | None = None
         """The next mask, where it was made beside others."""
+        self._failure: str | None = None
+        """Of llguidance itself; what it says from then on means nothing."""
 
     @property
     def is_complete(self) -> bool:
         """See ``Matcher``."""
-        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+        try:
+            return bool(self._ask(self._matcher.is_stopped)) and not self._ask(self._matcher.is_error)
+        except GrammarFailed:  # said at the next mask
+            return False
 
     @property
     def is_accepting(self) -> bool:
@@ -141,20 +163,36 @@ class GrammarMatcher:
 
     def mask(self) -> bytes:
         """See ``Matcher``."""
-        allowed: bytes = self._matcher.compute_bitmask() if self._made is None else self._made
-        self._made = None
+        made, self._made = self._made, None
+        allowed = self._ask(self._matcher.compute_bitmask) if made is None else made
         self._check()
         return allowed
 
     def accept(self, token_id: int) -> None:
         """See ``Matcher``."""
         self._made = None
-        if not self._matcher.consume_token(token_id):
+        if not self._ask(self._matcher.consume_token, token_id):
             self._check()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarFailed(_explained(self._matcher.get_error()))
+        if self._ask(self._matcher.is_error):
+            raise GrammarFailed(_explained(self._ask(self._matcher.get_error)))
+
+    def _ask(self, method: Callable[..., _Answer], *arguments: object) -> _Answer:
+        """What llguidance answers.
+
+        Raises:
+            GrammarFailed: it fails, or has failed before.
+        """
+        if self._failure is None:
+            try:
+                return method(*arguments)
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                log.exception("llguidance failed while it followed a grammar")
+                self._failure = f"cannot be followed any further ({type(error).__name__}): make it simpler"
+        raise GrammarFailed(self._failure)
 
 
 class _Tokens:

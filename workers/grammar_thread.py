@@ -77,16 +77,21 @@ class GrammarThread:
         failure: Exception | None = None
         try:
             compile_ = load()
-        except Exception as error:  # noqa: BLE001 - whoever needs it is told
-            failure = error
+        except BaseException as error:  # noqa: BLE001 - whoever needs it is told
+            failure = _as_exception(error)
         while (request := self._wanted.get()) is not None:
             outcome: Matcher | Exception
             try:
                 outcome = failure or _made(compile_, request)
-            except Exception as error:  # noqa: BLE001 - it is this request's alone
-                outcome = error
+            except BaseException as error:  # noqa: BLE001 - it is this request's alone
+                outcome = _as_exception(error)
             self._made.append((request, outcome))
             os.write(self._ringer, b"x")
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """A panic of a library as an error like others: without this thread no grammar would be compiled any more."""
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _made(compile_: Compile | None, request: EngineRequest) -> Matcher:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 
 import llguidance
+
+from workers.library_failure import is_failure
+
+log = logging.getLogger("shoal.grammar")
 
 MIN_ROWS = 8
 """With fewer the hand-over costs more than it gains."""
@@ -23,9 +28,10 @@ class MaskThreads:
         self._buffer = ctypes.create_string_buffer(0)
 
     def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> list[bytes] | None:
-        """The next mask of each, perhaps without zeros at the end that its own has; None: one by one is as fast.
+        """The next mask of each, perhaps without zeros at the end that its own has; None: ask one by one.
 
-        A matcher that fails says so itself; what is returned for it means nothing.
+        That is as fast for a few; and where a matcher takes this call along, it then fails alone. One that fails by
+        itself says so; what is returned for it means nothing.
         """
         if self._num_threads < 2 or len(matchers) < MIN_ROWS:
             return None
@@ -35,7 +41,14 @@ class MaskThreads:
         if len(self._buffer) < size * len(matchers):
             self._buffer = ctypes.create_string_buffer(size * len(matchers))
         rows = [(matcher, place) for place, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(rows, ctypes.addressof(self._buffer), size, len(rows))
+        try:
+            self._executor.unsafe_compute_mask_ptr(rows, ctypes.addressof(self._buffer), size, len(rows))
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            log.exception("llguidance failed while it made %d masks", len(rows))
+            self._executor = None
+            return None
         made = memoryview(self._buffer)
         return [bytes(made[place * size : (place + 1) * size]) for place in range(len(rows))]
 

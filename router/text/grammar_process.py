@@ -167,8 +167,6 @@ def _refusal(compiler: GrammarCompiler, grammar: str) -> str:
         compiler.matcher(grammar)
     except InvalidRequest as error:
         return error.message
-    except Exception as error:  # noqa: BLE001 - whatever its compiler thinks of it, it cannot be followed
-        return f"cannot be compiled ({type(error).__name__}): make it simpler"
     return ""
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from workers.library_failure import is_failure
 
 Schema = Mapping[str, Any] | bool
 
@@ -43,7 +45,9 @@ def json_schema_grammar(schema: Schema, whitespace: str = WHITESPACE) -> str:
         spelled = json.dumps({} if schema is True else schema, allow_nan=False)
     except ValueError:
         raise ValueError("holds NaN or Infinity, which JSON does not know") from None
-    return str(LLMatcher.grammar_from_json_schema(spelled, defaults={"whitespace_pattern": whitespace}))
+    return _written(
+        lambda: LLMatcher.grammar_from_json_schema(spelled, defaults={"whitespace_pattern": whitespace})
+    )
 
 
 def json_object_grammar(whitespace: str = WHITESPACE) -> str:
@@ -53,7 +57,7 @@ def json_object_grammar(whitespace: str = WHITESPACE) -> str:
 
 def regex_grammar(pattern: str) -> str:
     """Of texts that a regular expression matches from end to end."""
-    return str(LLMatcher.grammar_from_regex(pattern))
+    return _written(lambda: LLMatcher.grammar_from_regex(pattern))
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -71,10 +75,7 @@ def text_grammar(text: str) -> str:
         raise ValueError("the grammar is empty")
     if "::=" not in text:
         return text
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:  # it raises whatever it stumbles over
-        raise ValueError(f"the EBNF cannot be read: {error}") from error
+    return _written(lambda: gbnf_to_lark(text), "the EBNF cannot be read: ")
 
 
 def structural_tag_grammar(triggers: Sequence[str], structures: Sequence[tuple[str, Schema, str]]) -> str:
@@ -89,7 +90,7 @@ def structural_tag_grammar(triggers: Sequence[str], structures: Sequence[tuple[s
         if trigger is None:
             raise ValueError(f"{begin!r} begins with none of the triggers")
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=_bounded(schema), end=end))
-    return str(StructTag.to_grammar(tags))
+    return _written(lambda: StructTag.to_grammar(tags))
 
 
 def json_rule(schema: Schema) -> str:
@@ -100,6 +101,20 @@ def json_rule(schema: Schema) -> str:
 def quoted(text: str) -> str:
     """A text as it stands inside a Lark rule."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _written(write: Callable[[], object], prefix: str = "") -> str:
+    """What llguidance makes of something.
+
+    Raises:
+        ValueError: it raises whatever it stumbles over, panics among it.
+    """
+    try:
+        return str(write())
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise ValueError(f"{prefix}{error}") from error
 
 
 def _bounded(schema: Schema) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from router.text.detokenizer import TokenTable
 from router.text.literals import longest_of
 from workers.checkpoint.vocabulary import Vocabulary
 from workers.engine.errors import InvalidRequest
+from workers.library_failure import is_failure
 
 LONG_TEXT_CHARS = 8192
 """From here on a text is tokenized in a thread: 2 to 4 ms of work, which other streams would feel."""
@@ -134,11 +135,19 @@ def _ids(pipeline: tokenizers.Tokenizer, text: str, add_special_tokens: bool) ->
     """Of a long text without the interpreter's lock, and without the places of tokens that ``encode`` notes.
 
     A short one is not worth the way through the library's threads, where it might wait for long ones.
+
+    Raises:
+        RuntimeError: the library panicked.
     """
-    if len(text) < LONG_TEXT_CHARS:
-        found = pipeline.encode(text, add_special_tokens=add_special_tokens)
-    else:
-        (found,) = pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    try:
+        if len(text) < LONG_TEXT_CHARS:
+            found = pipeline.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (found,) = pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise RuntimeError(f"tokenizers panicked: {error}") from error
     token_ids: list[int] = found.ids
     return token_ids
 

@@ -20,7 +20,9 @@ def signals() -> Iterator[StopSignals]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_is_raised_and_told_as_shells_do(signals: StopSignals, number: int, code: int) -> None:
     assert signals.exit_code == 0
 

@@ -77,6 +77,27 @@ def matches(byte_vocabulary, grammar: str, text: str) -> bool:
     return matcher.is_accepting
 
 
+class PanicException(BaseException):
+    """As pyo3 raises what has gone wrong in Rust."""
+
+    __module__ = "pyo3_runtime"
+
+
+async def test_a_panic_of_the_library_over_a_form_is_a_400(
+    make_edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(pattern: str) -> str:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr("router.text.grammars.LLMatcher.grammar_from_regex", panic)
+    edge = await make_edge()
+
+    answer = await edge.chat(guided_regex="a+")
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "guided_regex"
+
+
 @pytest.mark.parametrize(("fields", "good", "bad"), FORMS, ids=lambda value: str(value)[:50])
 async def test_each_form_becomes_a_grammar(
     make_edge, byte_vocabulary, fields: dict[str, Any], good: list[str], bad: list[str]

@@ -135,3 +135,21 @@ def test_a_template_may_refuse_and_cannot_reach_out(byte_vocabulary: Vocabulary)
         )
     with pytest.raises(InvalidRequest):
         with_template("{{ messages.__class__.__mro__ }}").encode_chat([{"role": "user", "content": ""}])
+
+
+def test_a_panic_of_the_library_is_an_error_like_others(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyo3 raises it past every handler of ``Exception``."""
+
+    class PanicException(BaseException):
+        __module__ = "pyo3_runtime"
+
+    class Panicking:
+        def encode(self, text: str, **options: object) -> None:
+            raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(demo, "_pipeline", Panicking())
+
+    with pytest.raises(RuntimeError, match=r"tokenizers panicked: .*unwrap"):
+        demo.encode("anything")

@@ -266,6 +266,27 @@ def test_a_bad_grammar_fails_its_request_alone(make_replica) -> None:
     assert replica.outputs_of("good")[-1].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.parametrize("moment", ["load", "compile"])
+def test_a_panic_of_what_compiles_fails_requests_and_not_the_thread(make_replica, moment: str) -> None:
+    class PanicException(BaseException):
+        __module__ = "pyo3_runtime"
+
+    def compile_(grammar: str) -> AnyToken:
+        raise PanicException("unwrap")
+
+    def load() -> Callable[[str], AnyToken]:
+        if moment == "load":
+            raise PanicException("unwrap")
+        return compile_
+
+    replica = make_replica(grammars=GrammarThread(load))
+
+    for request_id in ("first", "second"):
+        replica.say(Submit(grammar_request(request_id, "g")))
+        [output] = replica.outputs_of(request_id)
+        assert "PanicException: unwrap" in str(output.error)
+
+
 def test_a_request_cancelled_while_its_grammar_is_compiled_is_not_heard_of(make_replica) -> None:
     go_on = threading.Event()
 

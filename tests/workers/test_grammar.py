@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import time
+from types import SimpleNamespace
 
 import llguidance
 import pytest
@@ -72,6 +73,71 @@ def test_special_tokens_are_no_text(compiler, vocabulary) -> None:
     matcher = compiler.matcher("start: /.*/")
 
     assert allowed(matcher) & vocabulary.special_token_ids == {END, OTHER_END}
+
+
+class PanicException(BaseException):
+    """As pyo3 raises what has gone wrong in Rust; the real one cannot be imported."""
+
+    __module__ = "pyo3_runtime"
+
+
+def panic(*arguments: object, **named: object) -> None:
+    raise PanicException("called `Option::unwrap()` on a `None` value")
+
+
+def test_a_panic_while_it_is_compiled_refuses_the_grammar_alone(
+    compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("workers.grammar.llguidance.LLMatcher", panic)
+        with pytest.raises(InvalidRequest, match=r"cannot be compiled \(PanicException\): make it simpler"):
+            compiler.matcher('start: "a"')
+
+    assert "Option::unwrap" in caplog.text
+    assert allowed(compiler.matcher('start: "a"'))
+
+
+@pytest.mark.parametrize("method", ["compute_bitmask", "consume_token", "is_stopped", "is_error"])
+def test_a_panic_on_the_way_ends_that_grammar_and_no_more(
+    compiler, vocabulary, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = compiler.matcher('start: "a" "b"')._matcher
+    answers = {
+        name: getattr(real, name) for name in ("compute_bitmask", "consume_token", "is_stopped", "is_error")
+    }
+    matcher = GrammarMatcher(SimpleNamespace(**{**answers, method: panic}), compiler._threads)
+
+    def follow() -> None:
+        assert not matcher.is_complete
+        matcher.mask()
+        matcher.accept(vocabulary.token_bytes.index(b"a"))
+
+    with pytest.raises(GrammarFailed, match=r"cannot be followed any further \(PanicException\)"):
+        follow()
+
+    assert not matcher.is_complete
+    with pytest.raises(GrammarFailed, match="PanicException"):
+        matcher.mask()
+    assert caplog.text.count("llguidance failed while it followed a grammar") == 1
+
+
+def test_a_panic_over_one_of_many_masks_leaves_the_others_theirs(
+    vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threaded = GrammarCompiler(vocabulary.token_bytes, vocabulary.special_token_ids, (END,), num_threads=2)
+    matchers = [threaded.matcher('start: "a"') for _ in range(mask_threads.MIN_ROWS)]
+    broken = SimpleNamespace(compute_bitmask=panic, is_error=lambda: False)
+    bad = GrammarMatcher(broken, threaded._threads)  # type: ignore[arg-type]
+    executor = SimpleNamespace(unsafe_compute_mask_ptr=panic)
+    monkeypatch.setattr("workers.mask_threads.llguidance.LLExecutor", lambda num_threads: executor)
+
+    matchers[0].prepare([*matchers[1:], bad])
+
+    assert {frozenset(allowed(matcher)) for matcher in matchers} == {
+        frozenset({vocabulary.token_bytes.index(b"a")})
+    }
+    with pytest.raises(GrammarFailed, match="PanicException"):
+        bad.mask()
 
 
 @pytest.mark.parametrize(

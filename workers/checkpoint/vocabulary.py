@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from workers.checkpoint.gguf_file import GgufFile
 from workers.checkpoint.source import ModelFiles
 from workers.engine.errors import UnknownModel
+from workers.library_failure import is_failure
 
 # Values of `tokenizer.ggml.token_type` (llama.cpp, `llama_token_type`).
 _CONTROL = 3
@@ -99,7 +100,9 @@ def _from_folder(path: Path) -> Vocabulary:
         pipeline = Tokenizer.from_str(pipeline_json)
     except (OSError, ValueError) as error:
         raise UnknownModel(f"{path}: tokenizer.json cannot be read: {error}", "model") from error
-    except Exception as error:  # `tokenizers` raises bare Exception for a bad pipeline
+    except BaseException as error:  # `tokenizers` raises bare Exception for a bad pipeline, or panics
+        if not is_failure(error):
+            raise
         raise UnknownModel(f"{path}: tokenizer.json is not understood: {error}", "model") from error
     config = _read_json(path / "tokenizer_config.json")
     spellings: dict[str, int] = pipeline.get_vocab(with_added_tokens=True)
