@@ -43,6 +43,7 @@ class Engine:
         self._fit = CostFit(cost or CostModel())
         self._policy = make_policy(config)
         self._scheduler = Scheduler(config)
+        self._queues = self._scheduler.queues
         self._requests: dict[str, RequestState] = {}
         self._launched: deque[LaunchedStep] = deque()
         self._num_arrivals = 0
@@ -106,7 +107,7 @@ class Engine:
             others = range(1, request.params.num_rows)
             _group([state, *(self._state(request, (turn[0], turn[1] + index), now_s) for index in others)])
         self._requests[request.request_id] = state
-        self._scheduler.enqueue(state)
+        self._queues.enqueue(state)
         return None
 
     def abort(self, request_id: str) -> bool:
@@ -114,7 +115,7 @@ class Engine:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
-        self._scheduler.dismiss(state)
+        self._queues.dismiss(state)
         self._policy.ended(state.request, state.num_output_tokens)
         return True
 
@@ -124,7 +125,7 @@ class Engine:
         False, and nothing changes, if it has begun or there is no such request.
         """
         state = self._requests.get(request_id)
-        if state is None or not self._scheduler.release(state):
+        if state is None or not self._queues.release(state):
             return False
         del self._requests[request_id]
         self._policy.released(state.request)
@@ -237,15 +238,15 @@ class Engine:
 
     def _dismiss(self, request: RequestState) -> None:
         del self._requests[request.request_id]
-        self._scheduler.dismiss(request)
+        self._queues.dismiss(request)
         self._policy.ended(request.request, request.num_output_tokens)
 
     def load(self) -> Load:
         """How busy the engine is now."""
-        scheduler, cache = self._scheduler, self._scheduler.cache
+        scheduler, queues, cache = self._scheduler, self._queues, self._scheduler.cache
         num_context, num_slots = 0, 0
-        num_queued, num_attended = scheduler.work.num_tokens, scheduler.work.num_attended
-        for request in scheduler.running:
+        num_queued, num_attended = queues.work.num_tokens, queues.work.num_attended
+        for request in queues.running:
             num_computed = request.num_computed
             num_context += num_computed
             num_slots += request.num_slots
@@ -256,24 +257,24 @@ class Engine:
         for step in self._launched:
             num_queued += step.work.num_prefill_tokens
             num_attended += step.work.num_attended
-        for request in scheduler.loading:
+        for request in queues.loading:
             num_queued += request.num_lag
             num_attended += attended(request.num_lag, request.num_computed)
         return Load(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(scheduler.loading),
+            num_running=len(queues.running),
+            num_waiting=len(queues.waiting) + len(queues.loading),
             num_queued_tokens=num_queued,
             num_free_blocks=cache.num_free_blocks,
             num_blocks=cache.num_blocks,
             num_context_tokens=num_context,
             kv_waste=1 - num_context / num_slots if num_slots else 0.0,
-            num_preemptions=scheduler.num_preemptions,
+            num_preemptions=scheduler.room.num_preemptions,
             num_steps=self._num_steps,
             num_prompt_tokens=scheduler.num_prompt_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,
             num_output_tokens=self._num_output_tokens,
             cost=self.cost,
-            num_swap_preemptions=scheduler.num_swap_preemptions,
+            num_swap_preemptions=scheduler.room.num_swap_preemptions,
             num_blocks_swapped_out=cache.host.num_blocks_out,
             num_blocks_swapped_in=cache.host.num_blocks_in,
             num_corrupt_blocks=cache.host.num_corrupt,
@@ -288,7 +289,7 @@ class Engine:
 
     def queued(self, prefix: str = "", least_wait_s: float = 0.0, most: int = sys.maxsize) -> list[Queued]:
         """The first requests in line whose ids begin with ``prefix`` and that will wait long (``list_queued``)."""
-        return list_queued(self._scheduler, self.load(), self.config.max_num_seqs, prefix, least_wait_s, most)
+        return list_queued(self._queues, self.load(), self.config.max_num_seqs, prefix, least_wait_s, most)
 
     def drain_cache_events(self) -> CacheEvents | None:
         """Changes of the prefix cache since the last call; None if there are none."""
@@ -300,9 +301,9 @@ class Engine:
 
     def check(self) -> None:
         """Raise ``AssertionError`` if the engine's books do not agree; for tests and debugging."""
-        self._scheduler.check()
-        scheduler = self._scheduler
-        queued = (*scheduler.waiting, *scheduler.loading, *scheduler.running)
+        queues = self._queues
+        queues.check()
+        queued = (*queues.waiting, *queues.loading, *queues.running)
         num_queued = sum(request.payer is request for request in queued)
         assert num_queued == len(self._requests), "a request neither waits, loads nor runs"
         in_flight = [request for step in self._launched for request in step.sampling]

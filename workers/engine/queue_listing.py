@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from workers.engine.outputs import Load, Queued
-from workers.engine.scheduler import Scheduler
+from workers.engine.queues import Queues
 
 
 def list_queued(
-    scheduler: Scheduler, load: Load, max_num_seqs: int, prefix: str, least_wait_s: float, most: int
+    queues: Queues, load: Load, max_num_seqs: int, prefix: str, least_wait_s: float, most: int
 ) -> list[Queued]:
     """The first ``most`` requests in line that have not begun and will wait for at least ``least_wait_s``.
 
     Args:
-        scheduler: whose queue is read.
+        queues: of which the one that waits is read.
         load: the engine's, as of now.
         max_num_seqs: seats of a batch.
         prefix: only requests whose ids begin so are told of.
@@ -20,11 +20,11 @@ def list_queued(
         most: to be told of.
     """
     # What is queued there and does not wait has begun, or is on its way from the host: all of it is ahead.
-    num_tokens = load.num_queued_tokens - scheduler.work.num_tokens
-    num_attended = load.num_queued_attended - scheduler.work.num_attended
-    num_requests = len(scheduler.running) + len(scheduler.loading)
+    num_tokens = load.num_queued_tokens - queues.work.num_tokens
+    num_attended = load.num_queued_attended - queues.work.num_attended
+    num_requests = len(queues.running) + len(queues.loading)
     found: list[Queued] = []
-    for request in scheduler.waiting:
+    for request in queues.waiting:
         if len(found) == most:
             break
         if request.request_id.startswith(prefix) and not request.has_begun:

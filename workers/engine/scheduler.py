@@ -8,42 +8,36 @@ join once they are there; others compute meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 
 from workers.engine.admission import most_blocks
-from workers.engine.batch_rows import BatchRows
 from workers.engine.beam_group import BeamGroup
 from workers.engine.beam_search import Step
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.draft import Draft, LaunchedStep
-from workers.engine.errors import OutOfBlocks
 from workers.engine.kv_cache import KVCache, can_fork
+from workers.engine.making_room import RoomMaker
 from workers.engine.plan import LateMasks, StepPlan, StepResult
-from workers.engine.preemption import choose_victim, prefers_swap, worth_keeping, worth_loading
-from workers.engine.request_queue import RequestQueue
-from workers.engine.request_state import NO_ROW, RequestState, Status
-from workers.engine.waiting_work import WaitingWork
+from workers.engine.preemption import worth_keeping, worth_loading
+from workers.engine.queues import Queues
+from workers.engine.request_state import RequestState, Status
 
 _NO_BLOCKS: list[int] = []
 
 
 class Scheduler:
-    """Queues, rows and the making of plans. Requests enter by ``enqueue`` and leave by ``dismiss``."""
+    """The making of plans, from ``queues``, which requests enter and leave."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._cache = KVCache(config)
-        self._waiting = RequestQueue()
-        self._loading = RequestQueue()
-        self._rows = BatchRows(config.max_num_seqs, self._cache)
-        self._running = self._rows.running
-        self._work = WaitingWork(self._cache, config.block_size, config.enable_prefix_caching)
+        self.queues = Queues(config, self._cache)
+        """Where each request stands."""
+        self.room = RoomMaker(config, self._cache, self.queues)
+        """Who gave way to whom, so far."""
+        self._rows = self.queues.rows
         self._next_step_id = 0
-        self.num_preemptions = 0
-        self.num_swap_preemptions = 0
-        """Of ``num_preemptions``, by swapping out."""
         self.num_prompt_tokens = 0
         """Of admitted requests, since start."""
         self.num_cached_tokens = 0
@@ -56,56 +50,6 @@ class Scheduler:
         """The blocks of all requests."""
         return self._cache
 
-    @property
-    def waiting(self) -> RequestQueue:
-        """Requests without a row or blocks, preempted ones included."""
-        return self._waiting
-
-    @property
-    def loading(self) -> RequestQueue:
-        """Requests without a row whose blocks are on their way from the host."""
-        return self._loading
-
-    @property
-    def running(self) -> RequestQueue:
-        """Requests with a row."""
-        return self._running
-
-    @property
-    def work(self) -> WaitingWork:
-        """What waiting requests will have to compute, as far as can be told."""
-        return self._work
-
-    def enqueue(self, request: RequestState) -> None:
-        """Let a request wait for its turn; the leader of a search waits for all its beams."""
-        self._work.add(request)
-        request.status = Status.WAITING
-        self._waiting.add(request)
-        self._cache.host.expect(self._cache.blocks_for(len(request.token_ids)))
-
-    def dismiss(self, request: RequestState) -> None:
-        """Take out a request, or a search, that has ended; blocks are free once no launched step touches them."""
-        if request.status is Status.RUNNING:
-            self._rows.leave(request)
-        elif request.status is Status.LOADING:
-            self._loading.remove(request)
-            self._cache.retire(request)
-        elif request.status is Status.WAITING:
-            self._leave_waiting(request)
-        self._cache.drop_swapped(request)
-        for one in request.group.members if request.group is not None else [request]:
-            one.status = Status.FINISHED
-
-    def release(self, request: RequestState) -> bool:
-        """Take out a request if it waits and has never begun; False, and nothing changes, if it has."""
-        if request.status is not Status.WAITING or request.has_begun:
-            return False
-        claims = request.claims
-        self.dismiss(request)
-        if claims:
-            self._work.reclaim(claims[0], request.block_hashes.index(claims[0]), self._waiting)
-        return True
-
     def rearrange(self, group: BeamGroup, before: Sequence[RequestState], steps: Sequence[Step]) -> None:
         """Let the beams of a search go on as it has chosen."""
         self._rows.rearrange(group, before, steps)
@@ -117,7 +61,7 @@ class Scheduler:
         config = self._config
         draft = Draft(self._next_step_id, config.max_num_batched_tokens, cost, config.replays_outputs)
         if self._config.policy == "priority":
-            self._make_way(draft)
+            self.room.make_way(draft)
         begun = self._schedule_decodes(draft)
         if self._config.max_step_growth is not None:
             draft.limit_prefills(self._config.max_step_growth)
@@ -157,27 +101,6 @@ class Scheduler:
                 self._recompute(set(result.corrupt_blocks))
         self._cache.complete(result.step_id)
 
-    def check(self) -> None:
-        """Raise ``AssertionError`` if queues, rows and blocks do not agree."""
-        self._waiting.check()
-        self._rows.check(self._config.max_num_seqs)
-        self._loading.check()
-        self._cache.check(self._requests())
-        self._work.check(self._waiting)
-        for request in self._waiting:
-            assert request.status is Status.WAITING, (
-                f"request {request.request_id} waits but is {request.status}"
-            )
-            assert request.row == NO_ROW, f"request {request.request_id} waits but has a row"
-            assert not request.block_ids, f"request {request.request_id} waits but holds blocks"
-        for request in self._loading:
-            assert request.status is Status.LOADING, (
-                f"request {request.request_id} loads but is {request.status}"
-            )
-            assert request.row == NO_ROW, f"request {request.request_id} loads but has a row"
-            assert request.block_ids, f"request {request.request_id} loads into nothing"
-        assert self._num_free_rows >= 0, "more requests load than there are rows"
-
     # Running requests
 
     def _schedule_decodes(self, draft: Draft) -> list[RequestState]:
@@ -196,7 +119,7 @@ class Scheduler:
         begun: list[RequestState] = []
         replays_outputs = self._config.replays_outputs
         budget = draft.budget
-        for request in self._running.copy():
+        for request in self.queues.running.copy():
             if request.status is not running:
                 continue  # preempted for an earlier one
             start = request.num_computed
@@ -208,7 +131,7 @@ class Scheduler:
                 continue
             new_block_ids = _NO_BLOCKS
             if start == request.num_slots:
-                grown = self._grow(request, num_known, draft)
+                grown = self.room.grow(request, num_known, draft)
                 if grown is None:
                     continue
                 new_block_ids = grown
@@ -234,59 +157,10 @@ class Scheduler:
                 continue
             if draft.has_room:
                 num_tokens = draft.most_tokens(request)
-                new_block_ids = self._grow(request, request.num_computed + num_tokens, draft)
+                new_block_ids = self.room.grow(request, request.num_computed + num_tokens, draft)
                 if new_block_ids is not None:
                     self._put(draft, request, num_tokens, new_block_ids)
             draft.num_promised_blocks += self._num_owed_blocks(request)
-
-    def _grow(self, request: RequestState, num_tokens: int, draft: Draft) -> list[int] | None:
-        """Make room for ``num_tokens``, by preemption if it must be; None if that has to wait for a step."""
-        while True:
-            try:
-                return self._cache.extend(request, num_tokens)
-            except OutOfBlocks:
-                if self._cache.is_retiring or not self._preempt_for(request, draft):
-                    draft.is_starved = True
-                    return None
-
-    def _preempt_for(self, request: RequestState, draft: Draft) -> bool:
-        """Send back to waiting the last in turn behind ``request`` that may be, those still loading first."""
-        behind = takewhile(lambda other: other.turn > request.turn, reversed(self._loading))
-        if (loading := next(behind, None)) is not None:
-            self._unload(loading)
-            return True
-        victim = choose_victim(reversed(self._running), request, draft.step_id, self._config)
-        if victim is None:
-            return False
-        self._preempt(victim, draft)
-        return True
-
-    def _preempt(self, request: RequestState, draft: Draft) -> None:
-        """Take row and blocks; tokens stay, one in flight included. What is computed moves to the host or is lost.
-
-        Of a search all beams go, and what they have not chosen from yet is computed again.
-        """
-        group = request.group
-        if group is not None:
-            request = group.leader
-            for member in group.members[1:]:
-                member.num_preemptions += 1
-        host = self._cache.host
-        if group is None and host.num_blocks and self._config.preemption_mode != "recompute":
-            swap = self._cache.plan_swap_out(request)
-            if swap is not None and prefers_swap(request, swap, host.num_copies, draft.cost, self._config):
-                self._cache.swap_out(request, swap, draft.step_id)
-                self.num_swap_preemptions += 1
-        self._rows.leave(request)
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        self.enqueue(request)
-
-    def _unload(self, request: RequestState) -> None:
-        """Take blocks and turn of a request that has not begun; what it has on the host it keeps."""
-        self._loading.remove(request)
-        self._cache.retire(request)
-        self.enqueue(request)
 
     def _spread_beams(self, draft: Draft) -> None:
         """Let beams of preempted searches go on: they share what they have in common with their leader's tokens."""
@@ -301,7 +175,7 @@ class Scheduler:
                     return
                 self._cache.share(leader, beam, group.num_common_tokens)
                 num_tokens = draft.most_tokens(beam)
-                if self._grow(beam, beam.num_computed + num_tokens, draft) is None:
+                if self.room.grow(beam, beam.num_computed + num_tokens, draft) is None:
                     self._cache.retire(beam)
                     break
                 self._rows.join(draft, beam)
@@ -310,37 +184,20 @@ class Scheduler:
 
     def _recompute(self, corrupt_blocks: set[int]) -> None:
         """Let requests that wait for copies gone wrong start without them: none has computed with one yet."""
-        for request in self._loading.copy():
+        for request in self.queues.loading.copy():
             if not corrupt_blocks.isdisjoint(request.block_ids):
                 self._cache.drop_swapped(request)
-                self._unload(request)
-
-    def _make_way(self, draft: Draft) -> None:
-        """Preempt the last in turn for a more important request that waits for its row or blocks; one a step."""
-        if not self._waiting or not self._running or self._cache.is_retiring:
-            return
-        request = self._waiting.first
-        last = next(reversed(self._running))
-        if request.num_in_flight or last.turn[0] <= request.turn[0]:
-            return
-        prefix = self._cache.find_prefix(request)
-        num_blocks = self._cache.blocks_for(len(request.token_ids))
-        has_room = self._cache.can_adopt(prefix, num_blocks, self._config.num_watermark_blocks)
-        if has_room and self._num_free_rows >= request.num_rows:
-            return
-        victim = choose_victim(reversed(self._running), request, draft.step_id, self._config)
-        if victim is not None and victim.turn[0] > request.turn[0]:
-            self._preempt(victim, draft)
+                self.queues.unload(request)
 
     # Waiting requests
 
     def _enter_loaded(self, draft: Draft, now_s: float) -> None:
         """Give rows to requests whose blocks have their contents. Rows were kept for them, and all blocks taken."""
-        for request in self._loading.copy():
+        for request in self.queues.loading.copy():
             if not draft.budget:
                 return
             if self._cache.is_loaded(request):
-                self._loading.remove(request)
+                self.queues.loading.remove(request)
                 self._cache.drop_swapped(request)
                 self._enter_batch(draft, request, now_s)
                 self._put(draft, request, draft.most_tokens(request), request.block_ids.copy())
@@ -351,16 +208,16 @@ class Scheduler:
         A request is admitted if all tokens it has fit beside what was promised to others, so a prompt once
         begun seldom runs dry half way. One preempted as often as may be gets all blocks that it can ever need.
         """
-        cache = self._cache
-        while self._waiting and not draft.is_starved:
-            request = self._waiting.first
-            if self._num_free_rows < request.num_rows or self._num_in_flight(request):
+        cache, queues = self._cache, self.queues
+        while queues.waiting and not draft.is_starved:
+            request = queues.waiting.first
+            if queues.num_free_rows < request.num_rows or _num_in_flight(request):
                 return  # in flight: preempted a step ago, which token it sampled is told by the next result
             if self._fork(draft, request, now_s):
                 continue
             if not draft.has_room:
                 return
-            is_alone = not self._running and not self._loading
+            is_alone = not queues.running and not queues.loading
             num_spare = draft.num_promised_blocks + (0 if is_alone else self._config.num_watermark_blocks)
             is_last_time = request.num_preemptions >= self._config.max_preemptions
             found = cache.find_prefix(request)
@@ -374,7 +231,7 @@ class Scheduler:
             )
             if not cache.can_adopt(prefix, num_blocks, num_spare):
                 return
-            self._leave_waiting(request)
+            queues.leave_waiting(request)
             cache.adopt(request, prefix, draft.step_id)
             if is_last_time:
                 cache.reserve(request, num_blocks)
@@ -384,8 +241,7 @@ class Scheduler:
                 )
             if not cache.is_loaded(request):
                 cache.extend(request, len(request.token_ids))
-                request.status = Status.LOADING
-                self._loading.add(request)
+                queues.load(request)
                 continue
             cache.drop_swapped(request)
             self._enter_batch(draft, request, now_s)
@@ -405,7 +261,7 @@ class Scheduler:
         num_spare = draft.num_promised_blocks + self._config.num_watermark_blocks
         if self._cache.num_unpromised_blocks <= num_spare:
             return False
-        self._leave_waiting(request)
+        self.queues.leave_waiting(request)
         block_ids = self._cache.fork(source, request)
         self._enter_batch(draft, request, now_s)
         draft.put_fork(source, request, block_ids)
@@ -440,19 +296,6 @@ class Scheduler:
             self.num_cached_tokens += request.num_cached_tokens
             self.num_host_cached_tokens += request.num_host_cached_tokens
 
-    def _leave_waiting(self, request: RequestState) -> None:
-        self._waiting.remove(request)
-        self._work.remove(request)
 
-    @property
-    def _num_free_rows(self) -> int:
-        """Rows that are not kept for requests whose blocks are on their way."""
-        return self._rows.num_free - sum(request.num_rows for request in self._loading)
-
-    def _num_in_flight(self, request: RequestState) -> int:
-        return request.num_in_flight if request.group is None else request.group.num_in_flight
-
-    def _requests(self) -> Iterator[RequestState]:
-        yield from self._running
-        yield from self._loading
-        yield from self._waiting
+def _num_in_flight(request: RequestState) -> int:
+    return request.num_in_flight if request.group is None else request.group.num_in_flight
