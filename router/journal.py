@@ -24,6 +24,7 @@ class Loss(Enum):
 
     BROKEN = "the replica died or stalled, perhaps because of the request"
     CUT_OFF = "the replica let it go on purpose, at the end of a drain"
+    TARGET_GONE = "it had left the queue for another replica, which took no more when it came"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ class _UnderWay:
 
 REASONS = ("room", "joined", "draining")
 """Why requests move, see ``Moved.reason``."""
-OUTCOMES = ("moved", "kept", "elsewhere", "ended")
-"""What became of a move; ``kept``: it had begun; ``elsewhere``: its new replica was lost meanwhile; ``ended``: its
-client left or its old replica was lost."""
+OUTCOMES = ("moved", "kept", "target_gone", "ended")
+"""What became of a move; ``kept``: it had begun; ``target_gone``: its new replica took no more meanwhile, and it was
+placed anew; ``ended``: its client left or its old replica was lost."""
 Send = Callable[[Sent, list[Ranked], Moved], None]
 """Sends a request to the first of a ranking."""
 
@@ -132,8 +132,8 @@ class QueueMoves:
         move, target = under_way.move, under_way.move.target.view
         stream = self._open_places().get(target)
         if stream is None:
-            self._end(request_id, "elsewhere")
-            sent.sink.on_loss(Loss.CUT_OFF)
+            self._end(request_id, "target_gone")
+            sent.sink.on_loss(Loss.TARGET_GONE)
             return
         self._end(request_id, "moved")
         sent.journal.note_move()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from router.journal import Loss
 from router.scripted_replica import ScriptedReplica
 
 TEXT = "an answer"
@@ -178,7 +179,13 @@ async def test_a_new_replica_that_dies_amid_a_move_loses_nothing(make_edge) -> N
     busy.give_back()
     await step_until([busy], answers)
 
-    assert edge.replica_set.moves.counts == {("joined", "elsewhere"): 1}
+    assert edge.replica_set.moves.counts == {("joined", "target_gone"): 1}
+    told = [
+        (await edge.client.get(f"/v1/shoal/requests/{(await answer).headers['x-request-id']}")).json()
+        for answer in answers
+    ]
+    lost = [placement["lost"] for one in told for placement in one["choices"][0]["placements"]]
+    assert sorted(lost, key=str) == sorted([None, None, None, Loss.TARGET_GONE.value], key=str)
 
     assert [(await answer).json()["choices"][0]["message"]["content"] for answer in answers] == [TEXT] * 3
 
