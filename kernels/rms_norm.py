@@ -39,9 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return _dispatch(x, None, weight, eps)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Add ``x`` to ``residual`` in place and return the sum normalised as ``rms_norm`` does.
 
     Args:
@@ -49,7 +47,6 @@ def add_rms_norm(
         residual: same shape and dtype; holds the sum afterwards.
         weight: [hidden].
         eps: added to the mean square.
-        out: like ``x``, to be returned; None: a new tensor.
 
     Raises:
         ValueError: shapes or dtypes do not match; nothing was changed.
@@ -59,9 +56,27 @@ def add_rms_norm(
         raise ValueError(
             f"residual {tuple(residual.shape)} {residual.dtype} does not match x {tuple(x.shape)} {x.dtype}"
         )
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.stride(-1) != 1):
-        raise ValueError(f"out {tuple(out.shape)} {out.dtype} does not match x {tuple(x.shape)} {x.dtype}")
-    return _dispatch(x, residual, weight, eps, out)
+    return _dispatch(x, residual, weight, eps)
+
+
+def add_two_rms_norm(x: Tensor, other: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """Do what ``add_rms_norm`` does with ``x + other``, which is not rounded before the residual is added.
+
+    Args:
+        x, other: [num_tokens, hidden], last axis contiguous, of ``residual``'s dtype.
+        residual, weight, eps: see ``add_rms_norm``.
+
+    Raises:
+        ValueError: shapes or dtypes do not match; nothing was changed.
+    """
+    _check(x, weight)
+    for one in (other, residual):
+        if one.shape != x.shape or one.dtype != x.dtype or one.stride(-1) != 1:
+            raise ValueError(f"{tuple(one.shape)} {one.dtype} does not match x {tuple(x.shape)} {x.dtype}")
+    if x.device.type == "cuda":
+        return _launch(x, residual, weight, eps, other=other)
+    residual.copy_(residual.float() + (x.float() + other.float()))
+    return rms_norm(residual, weight, eps)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -73,13 +88,9 @@ def _check(x: Tensor, weight: Tensor) -> None:
         raise ValueError("the last axis of x and weight must be contiguous")
 
 
-def _dispatch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
-) -> Tensor:
+def _dispatch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     if x.device.type == "cuda":
-        return _launch(x, residual, weight, eps, out)
-    if out is not None:
-        return out.copy_(_dispatch(x, residual, weight, eps))
+        return _launch(x, residual, weight, eps)
     native = native_kernels() if x.dtype == weight.dtype == torch.float32 and x.is_contiguous() else None
     if native is not None and (residual is None or residual.is_contiguous()):
         return native.rms_norm(x, residual, weight, eps)
@@ -87,24 +98,27 @@ def _dispatch(
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, other: Tensor | None = None
 ) -> Tensor:
     num_tokens, hidden = x.shape
-    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if num_tokens == 0:
         return out
     block = next_power_of_2(hidden)
     pdl = has_pdl(x.device)
     _rms_norm_kernel[(num_tokens,)](
         x,
+        other if other is not None else x,
         residual if residual is not None else x,
         weight,
         out,
         x.stride(0),
+        other.stride(0) if other is not None else 0,
         residual.stride(0) if residual is not None else 0,
         out.stride(0),
         hidden,
         eps,
+        HAS_OTHER=other is not None,
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
         PDL=pdl,
@@ -117,14 +131,17 @@ def _launch(
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,
+    other_ptr,
     residual_ptr,
     weight_ptr,
     out_ptr,
     x_stride,
+    other_stride,
     residual_stride,
     out_stride,
     hidden,
     eps,
+    HAS_OTHER: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -137,6 +154,8 @@ def _rms_norm_kernel(
         gdc_wait()
         gdc_launch_dependents()
     x = tl.load(x_ptr + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_OTHER:
+        x += tl.load(other_ptr + token * other_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         place = residual_ptr + token * residual_stride + columns
         total = (x + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(residual_ptr.dtype.element_ty)

@@ -74,6 +74,7 @@ def rope_kv_write(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     kv_scales: KVScales = UNSCALED,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots of ``layer``, return q.
 
@@ -89,6 +90,7 @@ def rope_kv_write(
         q_norm, k_norm: [head_dim]; RMSNorm over each head before the rotation, or None for models without.
         eps: of that norm.
         kv_scales: of keys and values, where the cache is in e4m3; what does not fit it is cut off.
+        out: [num_tokens, num_heads, head_dim] in ``qkv``'s dtype, contiguous, to be returned; None: a new tensor.
 
     Returns:
         [num_tokens, num_heads, head_dim] in ``qkv``'s dtype.
@@ -113,10 +115,28 @@ def rope_kv_write(
         raise ValueError("qkv, kv_cache and cos_sin must be contiguous")
     if not 0 <= layer < num_layers:
         raise ValueError(f"layer {layer} of {num_layers}")
+    if out is not None and (out.shape != (num_tokens, num_heads, head_dim) or not out.is_contiguous()):
+        raise ValueError(f"out {tuple(out.shape)} is not {(num_tokens, num_heads, head_dim)}, contiguous")
     if qkv.device.type == "cuda":
-        return _launch(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales)
+        return _launch(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales, out)
+    q = _on_host(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales)
+    return q if out is None else out.copy_(q)
+
+
+def _on_host(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv_scales: KVScales,
+) -> Tensor:
     native = native_kernels() if qkv.dtype == kv_cache.dtype == torch.float32 else None
-    if native is not None and head_dim <= MAX_HEAD_DIM:
+    if native is not None and kv_cache.shape[-1] <= MAX_HEAD_DIM:
         return native.rope_kv_write(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps)
     return rope_kv_write_ref(qkv, positions, slots, cos_sin, kv_cache, layer, q_norm, k_norm, eps, kv_scales)
 
@@ -132,11 +152,12 @@ def _launch(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: KVScales,
+    out: Tensor | None = None,
 ) -> Tensor:
     num_tokens = slots.shape[0]
     _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    q = qkv.new_empty(num_tokens, num_heads, head_dim)
+    q = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
     if num_tokens == 0:
         return q
     has_norm = q_norm is not None

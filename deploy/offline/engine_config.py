@@ -7,6 +7,9 @@ from workers.checkpoint.model_config import ModelConfig
 from workers.engine.config import EngineConfig
 from workers.model.rank_config import BlockCounts
 
+_MAX_PREFILL_OVERHEAD = 0.01
+"""Nobody waits for a first token, all for the last."""
+
 
 def engine_config(
     settings: ServeSettings, max_model_len: int, counts: BlockCounts, model_config: ModelConfig
@@ -27,6 +30,7 @@ def engine_config(
         eos_token_ids=model_config.eos_token_ids,
         vocab_size=model_config.vocab_size,
         max_step_growth=settings.max_step_growth,
+        max_prefill_overhead=_MAX_PREFILL_OVERHEAD,
         replays_outputs=settings.deterministic and settings.device_name == "cuda",
         run_ahead=1 if settings.device_name == "cuda" else 0,
     )

@@ -338,6 +338,14 @@ def norm_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Te
         got = rms_norm._launch(x, sum_got, weight, 1e-5)
         yield f"add_rms_norm {name}", got, rms_norm.add_rms_norm_ref(x, sum_want, weight, 1e-5)
         yield f"residual {name}", sum_got, sum_want
+        other, sum_got, sum_want = (
+            torch.randn(num_tokens, hidden, dtype=dtype),
+            residual.clone(),
+            residual.clone(),
+        )
+        got = rms_norm._launch(x, sum_got, weight, 1e-5, other)
+        yield f"add_two_rms_norm {name}", got, rms_norm.add_two_rms_norm(x, other, sum_want, weight, 1e-5)
+        yield f"residual of two {name}", sum_got, sum_want
 
 
 def rope_cases(dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

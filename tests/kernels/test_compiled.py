@@ -197,13 +197,21 @@ def test_the_merge_of_splits_keeps_its_registers(architecture: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("has_residual", [False, True])
-def test_rms_norm_keeps_its_registers(architecture: int, has_residual: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("has_other", "has_residual"), [(False, False), (False, True), (True, True)])
+def test_rms_norm_keeps_its_registers(
+    architecture: int, has_other: bool, has_residual: bool, tmp_path: Path
+) -> None:
     compiled = compile_kernel(
         rms_norm._rms_norm_kernel,
         architecture,
-        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16") | {"eps": "fp32"},
-        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096, "PDL": architecture == 90},
+        dict.fromkeys(("x_ptr", "other_ptr", "residual_ptr", "weight_ptr", "out_ptr"), "*bf16")
+        | {"eps": "fp32"},
+        {
+            "HAS_OTHER": has_other,
+            "HAS_RESIDUAL": has_residual,
+            "BLOCK": 4096,
+            "PDL": architecture == 90,
+        },
         num_warps=8,
     )
 

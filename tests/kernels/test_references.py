@@ -12,7 +12,7 @@ from kernels.block_copy import copy_blocks
 from kernels.native import NativeKernels, native_kernels
 from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
-from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, rms_norm, rms_norm_ref
+from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, add_two_rms_norm, rms_norm, rms_norm_ref
 from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
 from kernels.silu_mul import silu_mul, silu_mul_ref
 
@@ -181,6 +181,31 @@ def test_compiled_rope_agrees(native: NativeKernels, head_dim: int, num_tokens: 
     torch.testing.assert_close(got, want, **CLOSE)
 
 
+def test_two_parts_are_added_before_they_are_rounded() -> None:
+    x, other, residual = torch.tensor([[256.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 4.0]])
+    residual = residual.bfloat16()
+
+    normed = add_two_rms_norm(x.bfloat16(), other.bfloat16(), residual, torch.ones(2).bfloat16(), 0.0)
+
+    assert residual.tolist() == [[258.0, 4.0]], "in bfloat16 alone 256 + 1 is 256"
+    torch.testing.assert_close(normed, rms_norm_ref(residual, torch.ones(2), 0.0))
+
+
+def test_queries_are_written_where_they_are_wanted(make_cache: MakeCache) -> None:
+    cache, _ = make_cache([16], 1, 16, 64, torch.float32)
+    qkv, cos_sin = torch.randn(3, 4 * 64), torch.randn(4, 64)
+    positions = slots = torch.arange(3)
+    out = torch.zeros(5, 2, 64)
+
+    got = rope_kv_write(qkv, positions, slots, cos_sin, cache, 0, out=out[1:4])
+
+    assert got.data_ptr() == out[1:4].data_ptr()
+    torch.testing.assert_close(got, rope_kv_write(qkv, positions, slots, cos_sin, cache, 0))
+    assert not out[[0, 4]].any()
+    with pytest.raises(ValueError, match="out"):
+        rope_kv_write(qkv, positions, slots, cos_sin, cache, 0, out=out)
+
+
 def test_a_batch_without_tokens_gives_a_result_without_tokens(make_cache: MakeCache) -> None:
     cache, tables = make_cache([16], 1, 16, 64, torch.float32)
     none = torch.zeros(0, dtype=torch.int64)
@@ -201,6 +226,8 @@ def test_launchers_refuse_shapes_and_types_that_do_not_fit(make_cache: MakeCache
         rms_norm(torch.zeros(2, 8), torch.ones(9))
     with pytest.raises(ValueError, match="residual"):
         add_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.ones(8))
+    with pytest.raises(ValueError, match="does not match x"):
+        add_two_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(2, 8), torch.ones(8))
     with pytest.raises(ValueError, match="gate_up"):
         silu_mul(torch.zeros(2, 7))
     with pytest.raises(ValueError, match="int32"):

@@ -23,6 +23,9 @@ class EngineConfig:
     max_step_growth: float | None = None
     """By how many times its own duration a step of decoding requests may grow for prompts beside it, by the cost model;
     None: as ``max_num_batched_tokens`` lets it."""
+    max_prefill_overhead: float = 0.04
+    """Of a step with prompts, the share that its fixed part may take where more of them wait: with less, steps are
+    longer, and first tokens, and those of requests beside them, come later."""
     enable_prefix_caching: bool = True
     eos_token_ids: tuple[int, ...] = ()
     hash_root: bytes = b"shoal"
@@ -54,6 +57,10 @@ class EngineConfig:
             raise ValueError("run_ahead and max_preemptions must not be negative")
         if self.max_step_growth is not None and self.max_step_growth <= 0:
             raise ValueError(f"max_step_growth must be above 0, got {self.max_step_growth}")
+        if not 0 < self.max_prefill_overhead <= 1:
+            raise ValueError(
+                f"max_prefill_overhead must be above 0 and at most 1, got {self.max_prefill_overhead}"
+            )
         if self.num_host_blocks < 0:
             raise ValueError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
         if not 0 <= self.kv_host_fraction <= 1:

@@ -20,8 +20,6 @@ _SWEEPS = 2
 """Passes over the coefficients a step; a step changes little, and the next goes on from there."""
 _ERRORS_BETWEEN = 10
 """Steps between two looks at the median error: sorting takes a few us, and everyone is told after every step."""
-_AMPLE = 25
-"""A step whose prompts take so many times its fixed part gains no more than 4 % from another prompt."""
 _LEAST_AMPLE = 256
 """Prompt tokens of a step that are never ample: a fit may find no fixed part at all."""
 _COPY_RATE = 0.2
@@ -92,10 +90,11 @@ class CostModel:
         root = math.sqrt(token_s**2 + 2 * self.per_attended_s * max(seconds, 0.0))
         return int((root - token_s) / self.per_attended_s)
 
-    @property
-    def ample_prefill_tokens(self) -> float:
-        """Prompt tokens from which on a step is efficient: more prompts in it only wait for each other."""
-        return max(_LEAST_AMPLE, _AMPLE * self.base_s / self.per_token_s) if self.per_token_s else math.inf
+    def ample_prefill_tokens(self, max_overhead: float) -> float:
+        """Prompt tokens beside which a step's fixed part is ``max_overhead`` of it: more only wait for each other."""
+        return (
+            max(_LEAST_AMPLE, self.base_s / max_overhead / self.per_token_s) if self.per_token_s else math.inf
+        )
 
     def copy_s(self, num_blocks: int) -> float:
         """Predicted time to move ``num_blocks`` blocks one way between the tiers."""

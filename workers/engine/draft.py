@@ -75,13 +75,20 @@ class Draft:
         "step_id",
     )
 
-    def __init__(self, step_id: int, budget: int, cost: CostModel, replays_outputs: bool = False) -> None:
+    def __init__(
+        self,
+        step_id: int,
+        budget: int,
+        cost: CostModel,
+        replays_outputs: bool = False,
+        max_prefill_overhead: float = 1.0,
+    ) -> None:
         self.step_id = step_id
         self._replays_outputs = replays_outputs
         self.budget = budget
         """Tokens that may still be scheduled."""
         self.cost = cost
-        self._num_ample = cost.ample_prefill_tokens
+        self._num_ample = cost.ample_prefill_tokens(max_prefill_overhead)
         self.prefill_s = math.inf
         """Time that prompts may still take."""
         self.new_rows: list[NewRow] = []

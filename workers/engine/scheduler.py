@@ -59,7 +59,13 @@ class Scheduler:
     ) -> tuple[StepPlan, LaunchedStep] | None:
         """Make the next plan, or None if there is nothing to compute or to copy now and no masks are owed."""
         config = self._config
-        draft = Draft(self._next_step_id, config.max_num_batched_tokens, cost, config.replays_outputs)
+        draft = Draft(
+            self._next_step_id,
+            config.max_num_batched_tokens,
+            cost,
+            config.replays_outputs,
+            config.max_prefill_overhead,
+        )
         if self._config.policy == "priority":
             self.room.make_way(draft)
         begun = self._schedule_decodes(draft)

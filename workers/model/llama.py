@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
 from workers.model.step_attention import attend, scaled
 from workers.model.step_inputs import StepInputs
-from workers.model.tensor_parallel import TensorParallelGroup, vocab_of
+from workers.model.tensor_parallel import PendingSum, TensorParallelGroup, vocab_of
 from workers.model.tensor_source import TensorSource
 
 
@@ -105,6 +106,9 @@ class LlamaDecoder:
         """Run all layers up to the last one's attention; return what it attended to and the residual."""
         eps = self.config.rms_norm_eps
         residual = self._embed(inputs.token_ids)
+        parts = self.group.overlapped_parts(residual.shape[0])
+        if parts is not None and not self.config.has_post_norms:
+            return self._attend_all_in_parts(inputs, kv_cache, residual, parts), residual
         first = self.layers[0]
         hidden = normed_for(first.qkv, residual, None, first.attention_norm, eps)
         for index, layer in enumerate(self.layers[:-1]):
@@ -133,9 +137,6 @@ class LlamaDecoder:
     def finish_layer(self, index: int, attended: Tensor, residual: Tensor) -> Activations:
         """Do what follows a layer's attention; return what the next layer's first product, or the head, takes."""
         layer = self.layers[index]
-        parts = self.group.overlapped_parts(attended.shape[0])
-        if parts is not None and layer.post_attention_norm is None and layer.post_mlp_norm is None:
-            return self._finish_in_parts(index, attended, residual, parts)
         out = layer.attention_out(attended)
         hidden = self._add_normed(out, layer.post_attention_norm, residual, layer.mlp_norm, layer.mlp)
         out = layer.mlp(hidden)
@@ -162,25 +163,31 @@ class LlamaDecoder:
             return add_rms_norm(out, residual, norm, eps)
         return normed_for(target, out, residual, norm, eps)
 
-    def _finish_in_parts(
-        self, index: int, attended: Tensor, residual: Tensor, parts: list[slice]
-    ) -> Activations:
-        """Compute one part of the tokens while another's sum is under way; only the last sum is waited for."""
-        layer, eps, start = self.layers[index], self.config.rms_norm_eps, self.group.start_add_rms_norm
-        is_last = index + 1 == len(self.layers)
-        next_norm = self.norm if is_last else self.layers[index + 1].attention_norm
-        hidden = torch.empty_like(residual)
-        sums = [
-            start(layer.attention_out(attended[part]), residual[part], layer.mlp_norm, eps, hidden[part])
-            for part in parts
+    def _attend_all_in_parts(
+        self, inputs: StepInputs, kv_cache: Tensor, residual: Tensor, parts: list[slice]
+    ) -> Tensor:
+        """Compute one part of the tokens while another's sum is under way: attention alone waits for all of them."""
+        eps, start = self.config.rms_norm_eps, self.group.start_add_rms_norm
+        num_heads, head_dim = len(self.shard.q_heads), self.config.head_dim
+        hidden: list[PendingSum] = [
+            partial(rms_norm, residual[part], self.layers[0].attention_norm, eps) for part in parts
         ]
-        sums = [
-            start(layer.mlp(one.wait()), residual[part], next_norm, eps, hidden[part])
-            for one, part in zip(sums, parts, strict=True)
-        ]
-        for one in sums:
-            one.wait()
-        return hidden
+        for index, layer in enumerate(self.layers):
+            q = residual.new_empty(inputs.num_tokens, num_heads, head_dim)
+            for one, part in zip(hidden, parts, strict=True):
+                self._queries(layer, index, one(), inputs, kv_cache, part, q[part])
+            attended = self._attend_to(q, layer, index, inputs, kv_cache, residual.shape[0])
+            if index + 1 < len(self.layers):
+                next_norm = self.layers[index + 1].attention_norm
+                sums = [
+                    start(layer.attention_out(attended[part]), residual[part], layer.mlp_norm, eps)
+                    for part in parts
+                ]
+                hidden = [
+                    start(layer.mlp(one()), residual[part], next_norm, eps)
+                    for one, part in zip(sums, parts, strict=True)
+                ]
+        return attended
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         rows = self._embed_rows(token_ids)
@@ -199,11 +206,24 @@ class LlamaDecoder:
         self, layer: DecoderLayer, index: int, hidden: Activations, inputs: StepInputs, kv_cache: Tensor
     ) -> Tensor:
         """Return [num_padded_tokens, heads of this rank * head_dim]."""
-        qkv = layer.qkv(hidden)
-        q = rope_kv_write(
-            qkv,
-            inputs.positions,
-            inputs.slots,
+        q = self._queries(layer, index, hidden, inputs, kv_cache, slice(None))
+        return self._attend_to(q, layer, index, inputs, kv_cache, inputs.token_ids.shape[0])
+
+    def _queries(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        hidden: Activations,
+        inputs: StepInputs,
+        kv_cache: Tensor,
+        part: slice,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Write keys and values of the tokens ``part``, whose activations are given; return their queries."""
+        return rope_kv_write(
+            layer.qkv(hidden),
+            inputs.positions[part],
+            inputs.slots[part],
             self.cos_sin[index],
             kv_cache,
             index,
@@ -211,7 +231,18 @@ class LlamaDecoder:
             layer.k_norm,
             self.config.rms_norm_eps,
             layer.kv_scales,
+            out,
         )
+
+    def _attend_to(
+        self,
+        q: Tensor,
+        layer: DecoderLayer,
+        index: int,
+        inputs: StepInputs,
+        kv_cache: Tensor,
+        num_rows: int,
+    ) -> Tensor:
         key_scale, value_scale = layer.kv_scales
         attended = attend(
             q,
@@ -221,6 +252,6 @@ class LlamaDecoder:
             self.scale * key_scale,
             layer.window,
             self.config.attention_soft_cap,
-            qkv.shape[0],
+            num_rows,
         )
         return scaled(attended, value_scale).view(attended.shape[0], -1)

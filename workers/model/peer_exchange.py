@@ -1,23 +1,21 @@
 """Which way a group of CUDA ranks adds small rows fastest: found by measurement when the group starts.
 
-Memory that all ranks of one host reach comes from torch's symmetric memory. Where it cannot be had (ranks on several
-hosts, GPUs without peer access) NCCL does it all. NVLink multicast is not used.
+Where no memory can be had that all ranks reach, NCCL does it all.
 """
 
 from __future__ import annotations
 
 import bisect
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kernels.all_reduce import PeerMemory, peer_memory_bytes
+from workers.model.symmetric_memory import open_symmetric_memory
 
 logger = logging.getLogger(__name__)
 
@@ -113,26 +111,15 @@ class PeerExchange:
 
 def open_peer_exchange(rank: int, size: int, width: int, dtype: torch.dtype) -> PeerExchange | None:
     """Map the memory of all ranks of the default group into each; None, on all alike, where that cannot be done."""
-    host = f"{socket.gethostname()} {_boot_id()}"
-    hosts: list[str] = [""] * size
-    dist.all_gather_object(hosts, host)
-    if len(set(hosts)) > 1:
-        logger.info("ranks on %d hosts: sums over ranks by NCCL", len(set(hosts)))
-        return None
     rows = {flagged: num_rows_of(size, width, dtype, flagged) for flagged in (True, False)}
     sizes = {
         flagged: peer_memory_bytes(size, num_rows, width, dtype, flagged)
         for flagged, num_rows in rows.items()
     }
-    try:
-        own, addresses = _share(sizes[True] + sizes[False])
-        is_open = torch.ones(1, device="cuda")
-    except RuntimeError as error:
-        logger.warning("no memory that all ranks reach, sums over ranks by NCCL: %s", error)
-        is_open = torch.zeros(1, device="cuda")
-    dist.all_reduce(is_open, op=dist.ReduceOp.MIN)
-    if not is_open.item():
+    memory = open_symmetric_memory(size, sizes[True] + sizes[False])
+    if memory is None:
         return None
+    own, addresses = memory.own, memory.addresses
     memories = []
     for is_flagged, offset in ((True, 0), (False, sizes[True])):
         memories.append(
@@ -154,25 +141,3 @@ def num_rows_of(size: int, width: int, dtype: torch.dtype, is_flagged: bool) -> 
     row_bytes = peer_memory_bytes(size, 1, width, dtype, is_flagged)
     num_rows = min(FLAGGED_ROWS if is_flagged else STAGED_ROWS, _MOST_BYTES // row_bytes)
     return max(num_rows // 16 * 16, 16)  # whole multiples keep what follows aligned
-
-
-def _share(num_bytes: int) -> tuple[Tensor, Tensor]:
-    """Take ``num_bytes`` zeros that all ranks map; return them, and where each rank's are seen from here."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    device, group = torch.device("cuda", torch.cuda.current_device()), dist.group.WORLD
-    assert group is not None, "the ranks have met"
-    own = symmetric_memory.empty((num_bytes,), dtype=torch.uint8, device=device)
-    handle = symmetric_memory.rendezvous(own, group.group_name)
-    own.zero_()
-    torch.cuda.synchronize()
-    dist.barrier(device_ids=[device.index])  # nobody writes to memory that its owner is yet to clear
-    return own, torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device="cuda")
-
-
-def _boot_id() -> str:
-    """Tells hosts of one name apart; empty where there is no such file."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -22,27 +22,23 @@ from kernels.few_rows import add_rms_norm_of_parts
 from kernels.rms_norm import add_rms_norm
 from kernels.vocab_shard import VocabShard, WholeVocab
 from workers.engine.errors import RankLost
+from workers.model.peer_copies import PeerCopies, open_peer_copies
 from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exchange
 
 _TIMEOUT_S = 60.0
 """A rank silent for so long is lost; the brain's stall clock is faster."""
 _OVERLAPPED_TOKENS = 4096
-"""From so many tokens on, half of them keep tensor cores busy while the other half is on its way between GPUs."""
+"""From so many tokens on, some of them keep tensor cores busy while others are on their way between GPUs."""
+_NUM_PARTS = 2
+"""Of such a step: the last part's sum hides behind the next layer's first product. More parts gain nothing, and NCCL's
+kernels, which take multiprocessors from the products, then cost more."""
 # Its name from torch 2.13 on, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class PendingSum:
-    """A sum over ranks under way; ``wait`` does what follows it."""
-
-    def __init__(self, arrive: Callable[[], None], finish: Callable[[], Tensor]) -> None:
-        self._arrive = arrive
-        self._finish = finish
-
-    def wait(self) -> Tensor:
-        """Return what ``TensorParallelGroup.add_rms_norm`` does. On CUDA only the stream waits."""
-        self._arrive()
-        return self._finish()
+PendingSum = Callable[[], Tensor]
+"""A sum over ranks under way: called, it waits and returns what ``TensorParallelGroup.add_rms_norm`` does. On CUDA only
+the stream waits."""
 
 
 class TensorParallelGroup:
@@ -54,6 +50,7 @@ class TensorParallelGroup:
         self.size = size
         self._is_cuda = device.type == "cuda"
         self._exchange: PeerExchange | None = None
+        self._copies: PeerCopies | None = None
         self._host_group: dist.ProcessGroup | None = None
         """Of gloo beside NCCL, once ranks have had to agree on the host."""
         if size == 1:
@@ -68,14 +65,19 @@ class TensorParallelGroup:
             timeout=timedelta(seconds=_TIMEOUT_S),
         )
 
-    def prepare(self, width: int, dtype: torch.dtype) -> None:
-        """Find the fastest way to add rows of ``width`` elements. All ranks together, before memory is counted."""
+    def prepare(self, width: int, dtype: torch.dtype, max_rows: int) -> None:
+        """Find the fastest way to add up to ``max_rows`` rows of ``width`` elements.
+
+        All ranks together, before memory is counted.
+        """
         if self.size == 1 or not self._is_cuda:
             return
         self._run(dist.all_reduce, torch.zeros(1, device="cuda"))  # NCCL takes its memory at its first use
         self._exchange = open_peer_exchange(self.rank, self.size, width, dtype)
         if self._exchange is not None:
             self._exchange.measure(self._add_rms_norm_by)
+            if self.size == 2 and max_rows >= _OVERLAPPED_TOKENS:
+                self._copies = open_peer_copies(self.rank, -(-max_rows // _NUM_PARTS), width, dtype)
 
     @property
     def reduce_times(self) -> list[ReduceTime]:
@@ -116,18 +118,21 @@ class TensorParallelGroup:
         """Return the parts of a step's tokens of which one is computed while the other is summed; None: all at once."""
         if self.size == 1 or num_tokens < _OVERLAPPED_TOKENS:
             return None
-        half = num_tokens // 2
-        return [slice(0, half), slice(half, num_tokens)]
+        length = -(-num_tokens // _NUM_PARTS)
+        return [slice(start, min(start + length, num_tokens)) for start in range(0, num_tokens, length)]
 
-    def start_add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
-    ) -> PendingSum:
-        """Begin ``add_rms_norm`` into ``out`` and go on meanwhile."""
+    def start_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> PendingSum:
+        """Begin ``add_rms_norm`` and go on meanwhile. All ranks must start and await their sums in one order."""
+        if self._copies is not None and x.shape[0] <= self._copies.max_rows:
+            return self._copies.start(x, residual, weight, eps)
         works: list[dist.Work] = []
         self._run(lambda: works.append(dist.all_reduce(x, async_op=True)))
-        return PendingSum(
-            lambda: self._run(works[0].wait), lambda: add_rms_norm(x, residual, weight, eps, out)
-        )
+
+        def wait() -> Tensor:
+            self._run(works[0].wait)
+            return add_rms_norm(x, residual, weight, eps)
+
+        return wait
 
     def _add_rms_norm_by(
         self, x: Tensor, residual: Tensor, weight: Tensor, peers: PeerMemory | None, eps: float = 1e-6

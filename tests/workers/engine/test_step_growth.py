@@ -61,11 +61,22 @@ def test_the_cost_model_says_how_many_tokens_fit_a_time() -> None:
         assert cost.prefill_s(num_tokens, 300) <= 0.05 < cost.prefill_s(num_tokens + 1, 300)
 
 
-def test_of_many_prompts_a_step_takes_what_makes_it_efficient(make_bench) -> None:
+@pytest.mark.parametrize(("max_overhead", "most"), [(0.04, 500), (0.02, 1000)])
+def test_of_many_prompts_a_step_takes_what_makes_it_efficient(
+    make_bench, max_overhead: float, most: int
+) -> None:
     cost = replace(COST, base_s=0.02)
-    bench = make_bench(max_model_len=1024, num_blocks=400, max_num_batched_tokens=1024, cost=cost)
-    assert cost.ample_prefill_tokens == pytest.approx(500)
-    for _ in range(4):
+    bench = make_bench(
+        max_model_len=1024,
+        num_blocks=1000,
+        max_num_batched_tokens=2048,
+        cost=cost,
+        max_num_seqs=16,
+        max_prefill_overhead=max_overhead,
+    )
+    assert cost.ample_prefill_tokens(max_overhead) == pytest.approx(most)
+    count = -(-most // 300)
+    for _ in range(2 * count):
         bench.add(300)
 
     first = bench.plan()
@@ -73,8 +84,8 @@ def test_of_many_prompts_a_step_takes_what_makes_it_efficient(make_bench) -> Non
     second = bench.plan()
     bench.apply()
 
-    assert first.num_tokens == [300, 300]
-    assert second.num_tokens == [1, 1, 300, 300]
+    assert first.num_tokens == [300] * count
+    assert second.num_tokens == [1] * count + [300] * count
     bench.run()
     bench.assert_all_as_expected()
 

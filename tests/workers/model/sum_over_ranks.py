@@ -13,6 +13,8 @@ os.environ.update(RANK_ENVIRONMENT)
 import torch
 
 from kernels.all_reduce import reduce_add_rms_norm_ref
+from workers.model.peer_copies import MAX_UNDER_WAY, PeerCopies, copies_bytes
+from workers.model.symmetric_memory import open_symmetric_memory
 from workers.model.tensor_parallel import TensorParallelGroup
 
 WIDTH, EPS = 4096, 1e-5
@@ -34,11 +36,14 @@ def errors_of(group: TensorParallelGroup, dtype: torch.dtype) -> dict[str, float
     """By way of adding."""
     index, num_ranks = group.rank, group.size
     device = torch.device("cuda", torch.cuda.current_device())
-    group.prepare(WIDTH, dtype)
+    group.prepare(WIDTH, dtype, max(NUM_ROWS))
     exchange = group._exchange
     assert exchange is not None, "two devices of one host reach each other"
     ways = {"nccl": None, "flagged": exchange._flagged, "staged": exchange._staged}
-    errors = dict.fromkeys(ways, 0.0)
+    errors = dict.fromkeys([*ways, "copies"], 0.0)
+    memory = open_symmetric_memory(num_ranks, copies_bytes(max(NUM_ROWS), WIDTH, dtype))
+    assert memory is not None, "two devices of one host reach each other"
+    copies = PeerCopies(index, memory, max(NUM_ROWS), WIDTH, dtype)
     weight = torch.linspace(0.5, 1.5, WIDTH, device=device).to(dtype)
     for turn, num_rows in enumerate(NUM_ROWS * 3):
         generator = torch.Generator(device).manual_seed(turn)
@@ -53,9 +58,17 @@ def errors_of(group: TensorParallelGroup, dtype: torch.dtype) -> dict[str, float
                 continue
             residual = torch.full_like(parts[0], 0.25)
             got = group._add_rms_norm_by(parts[index].clone(), residual, weight, peers, EPS)
-            for found, wanted in ((got, want), (residual, want_sum)):
-                error = (found.float() - wanted.float()).norm() / wanted.float().norm()
-                errors[name] = max(errors[name], error.item())
+            errors[name] = max(errors[name], _error(got, want), _error(residual, want_sum))
+        # As many as may be at once, each with rows of its own.
+        residuals = [torch.full_like(parts[0], 0.25) for _ in range(MAX_UNDER_WAY)]
+        sums = [
+            copies.start(parts[index] * (place + 1), residual, weight, EPS)
+            for place, residual in enumerate(residuals)
+        ]
+        for place, (one, residual) in enumerate(zip(sums, residuals, strict=True)):
+            wanted_sum = torch.full_like(parts[0], 0.25)
+            wanted = reduce_add_rms_norm_ref([part * (place + 1) for part in parts], wanted_sum, weight, EPS)
+            errors["copies"] = max(errors["copies"], _error(one(), wanted), _error(residual, wanted_sum))
     x, stream = torch.zeros(5, WIDTH, device=device, dtype=dtype), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -68,6 +81,10 @@ def errors_of(group: TensorParallelGroup, dtype: torch.dtype) -> dict[str, float
         want_value = num_ranks * sum(turn + other for other in range(num_ranks))
         assert bool((x == want_value).all()), f"replay {turn} gave {x[0, 0].item()}, not {want_value}"
     return errors
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
 
 if __name__ == "__main__":
