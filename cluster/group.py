@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.actor_process import ActorProcess, process_of
+from cluster.actor_process import ActorProcess, find_process
 from cluster.config import ReplicaConfig
 from cluster.node_watch import FarProcesses, NodeWatch, kill_process
 from cluster.rank_actor import RankActor, RankPlace
-from cluster.signs import ProcessState, process_state, wait_for_silence
+from cluster.signs import PATIENCE, ProcessState, process_state, wait_for_silence
 from workers.channel.link import new_remote_endpoint
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
@@ -47,16 +47,14 @@ class RankGroup:
         """
         self._node_id = ray.get_runtime_context().get_node_id()
         self._placement = ray.util.get_current_placement_group()
-        num_ranks = replica.tensor_parallel_size
+        self._config = config
+        self._replica = replica
         self._host = replica.host
         self._silence_s = replica.rank_timeout_s
-        self._actors = []
-        for rank in range(num_ranks):
-            actor: Any = RankActor  # the decorator hides what it adds
-            options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if replica.device == "cuda" else 0}
-            options |= self._in_bundle(rank)
-            rank_config = replace(config, tp_rank=rank, tp_size=num_ranks)
-            self._actors.append(actor.options(**options).remote(rank_config, replica.model, replica.source))
+        self._actors: dict[int, Any] = {}
+        """By rank, in order."""
+        for rank in range(replica.tensor_parallel_size):
+            self._make(rank)
         self._places: list[RankPlace] = []
         self._processes: dict[int, ActorProcess] = {}
         """By rank, as far as they are known: sooner than a rank can tell its place."""
@@ -77,12 +75,9 @@ class RankGroup:
             InvalidRequest: they run on several nodes, but may speak on loopback only.
             RankLost: one has ended or is stopped; all were ended.
         """
-        self._tasks = [asyncio.create_task(self._find_process(rank)) for rank in range(len(self._actors))]
         # One that loads may answer nobody for minutes; that it is stopped or has ended can be seen all the same.
         self._watch = asyncio.create_task(self._wait_for_silence([_no_question] * len(self._actors)))
-        self._places = await self._answers(*(actor.place.remote() for actor in self._actors))
-        for rank, place in enumerate(self._places):
-            self._processes[rank] = ActorProcess(place.node_id, place.pid)
+        self._places = await self._answers(*(self._place_of(rank) for rank in self._actors))
         logger.info("ranks run at %s", self._places)
         check_reach(self._places, self._host)
         self._far = self._watch_other_nodes()
@@ -91,7 +86,7 @@ class RankGroup:
             address = self._places[0].node_address if self._spans_nodes else None
             (self._rendezvous,) = await self._answers(self._actors[0].rendezvous_address.remote(address))
         return BlockCounts.least(
-            await self._answers(*(actor.load.remote(self._rendezvous) for actor in self._actors))
+            await self._answers(*(actor.load.remote(self._rendezvous) for actor in self._actors.values()))
         )
 
     async def allocate(self, engine_config: EngineConfig) -> CostModel:
@@ -103,7 +98,9 @@ class RankGroup:
         Raises:
             RankLost: one has ended or is stopped; all were ended.
         """
-        costs = await self._answers(*(actor.allocate.remote(engine_config) for actor in self._actors))
+        costs = await self._answers(
+            *(actor.allocate.remote(engine_config) for actor in self._actors.values())
+        )
         return costs[0]
 
     def step_endpoint(self) -> str | None:
@@ -112,10 +109,10 @@ class RankGroup:
 
     def serve_steps(self, endpoint: str) -> None:
         """Let the ranks connect to the step channel and watch for the first that ends or falls silent."""
-        calls = [actor.serve_steps.remote(endpoint) for actor in self._actors]
+        calls = [actor.serve_steps.remote(endpoint) for actor in self._actors.values()]
         if self._watch is not None:
             self._watch.cancel()
-        asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors]
+        asks = [lambda actor=actor: _wait(actor.is_there.remote()) for actor in self._actors.values()]
         self._watch = asyncio.create_task(self._wait_for_silence(asks))
         self._tasks.append(asyncio.create_task(self._wait_for_end(calls)))
 
@@ -140,13 +137,26 @@ class RankGroup:
             raise
 
     async def _wait_for_silence(self, asks: Sequence[Callable[[], Awaitable[object]]]) -> None:
-        looks = [lambda rank=rank: self._state_of(rank) for rank in range(len(self._actors))]
+        looks = [lambda rank=rank: self._state_of(rank) for rank in self._actors]
         rank, reason = await wait_for_silence(asks, looks, self._silence_s)
         self._lose(f"rank {rank} {reason}")
 
-    async def _find_process(self, rank: int) -> None:
-        process = await process_of(self._actors[rank])
-        self._processes.setdefault(rank, process)
+    def _make(self, rank: int) -> Any:
+        actor: Any = RankActor  # the decorator hides what it adds
+        replica = self._replica
+        options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if replica.device == "cuda" else 0}
+        config = replace(self._config, tp_rank=rank, tp_size=replica.tensor_parallel_size)
+        self._actors[rank] = actor.options(**options, **self._in_bundle(rank)).remote(
+            config, replica.model, replica.source
+        )
+        return self._actors[rank]
+
+    async def _place_of(self, rank: int) -> RankPlace:
+        """Where a rank runs, as it says itself; its process is known before."""
+        patience_s = PATIENCE * self._silence_s
+        self._processes[rank] = await find_process(self._actors[rank], lambda: self._make(rank), patience_s)
+        place: RankPlace = await self._actors[rank].place.remote()
+        return place
 
     def _state_of(self, rank: int) -> ProcessState:
         process = self._processes.get(rank)
@@ -200,7 +210,7 @@ class RankGroup:
         local = {rank for rank, process in self._processes.items() if process.node_id == self._node_id}
         for rank in local:
             kill_process(self._processes[rank].pid)
-        for rank, actor in enumerate(self._actors):
+        for rank, actor in self._actors.items():
             if rank in local:
                 continue
             try:

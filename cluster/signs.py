@@ -17,7 +17,7 @@ import psutil
 _TICK_S = 0.1
 _ASK_TICKS = 2
 """Between an answer and the next question."""
-_PATIENCE = 10
+PATIENCE = 10
 """How much longer a process may be silent that is seen to run."""
 
 
@@ -63,7 +63,7 @@ async def wait_for_silence(
                     continue
                 silent_ticks[index] += 1
                 silent_s = silent_ticks[index] * _TICK_S
-                if silent_s > timeout_s * (_PATIENCE if state == ProcessState.RUNS else 1):
+                if silent_s > timeout_s * (PATIENCE if state == ProcessState.RUNS else 1):
                     return index, f"has not answered for {silent_s:.1f} s"
     finally:
         for future in asked:

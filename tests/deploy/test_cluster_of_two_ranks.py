@@ -84,6 +84,36 @@ def test_a_rank_that_is_stopped_while_it_loads_takes_its_group_along(
     assert starting.stop() == 0
 
 
+def test_a_process_that_is_stopped_before_ray_has_it_is_not_waited_for(
+    start_cluster: Callable[..., ServedCluster], one_ranks_text: str
+) -> None:
+    """Ray itself waits for one for a minute."""
+    starting = start_cluster(*FLAGS, "--tensor-parallel-size", "2", "--rank-timeout-s", "0.5")
+    deadline_s = time.monotonic() + 170
+    while not starting.processes("ServeReplica:model"):
+        assert time.monotonic() < deadline_s, "".join(starting.log)
+        time.sleep(0.02)
+    (raylet,) = starting.processes("raylet/raylet")
+    ours = {process.pid for process in raylet.children()}
+    while not (made := [one for one in raylet.children() if one.pid not in ours]):
+        assert time.monotonic() < deadline_s, "".join(starting.log)
+        time.sleep(0.002)
+    stopped_s = time.monotonic()
+
+    made[0].send_signal(signal.SIGSTOP)
+
+    while len(starting.processes("RankActor")) < 2:
+        assert time.monotonic() < deadline_s, "".join(starting.log)
+        time.sleep(0.02)
+    taken_s = time.monotonic() - stopped_s
+    print(f"SIGSTOP of a process that Ray starts: both ranks there after {taken_s:.1f} s")
+    assert taken_s < 45
+    starting.wait_until_up()
+    assert answer(starting) == one_ranks_text
+    assert starting.stop() == 0
+    assert starting.runtime.processes() == []
+
+
 def test_two_ranks_answer_as_one(served: ServedCluster, one_ranks_text: str) -> None:
     assert len(served.processes("RankActor")) == 2
     assert answer(served) == one_ranks_text
