@@ -103,7 +103,12 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._group = TensorParallelGroup(config.tp_rank, config.tp_size, config.rendezvous, self.device)
-        self._group.prepare(self.model_config.hidden_size, self.dtype, config.max_num_batched_tokens)
+        self._group.prepare(
+            self.model_config.hidden_size,
+            self.dtype,
+            config.max_num_batched_tokens,
+            config.is_deterministic,
+        )
         self._decoder = self._load_decoder(self._group, progress)
         if config.pack_weights:
             how = self._quantization

@@ -65,14 +65,17 @@ class TensorParallelGroup:
             timeout=timedelta(seconds=_TIMEOUT_S),
         )
 
-    def prepare(self, width: int, dtype: torch.dtype, max_rows: int) -> None:
+    def prepare(self, width: int, dtype: torch.dtype, max_rows: int, is_deterministic: bool = False) -> None:
         """Find the fastest way to add up to ``max_rows`` rows of ``width`` elements.
 
-        All ranks together, before memory is counted.
+        All ranks together, before memory is counted. With ``is_deterministic`` NCCL adds any number of rows: it rounds
+        a sum before the residual is added, the other ways do not.
         """
         if self.size == 1 or not self._is_cuda:
             return
         self._run(dist.all_reduce, torch.zeros(1, device="cuda"))  # NCCL takes its memory at its first use
+        if is_deterministic:
+            return
         self._exchange = open_peer_exchange(self.rank, self.size, width, dtype)
         if self._exchange is not None:
             self._exchange.measure(self._add_rms_norm_by)
