@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, above_zero, finite
+from deploy.bench.options import JsonOption, above_zero, check_context, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.tables import print_table
@@ -49,7 +49,7 @@ def chaos(
     """Kill, stop, scale and roll out parts of a cluster of its own while streams run; count those that notice."""
     from deploy.bench.chaos import run_round
     from deploy.bench.faults import CHANGES, FAULTS, Fault
-    from deploy.bench.streams import StreamPlan
+    from deploy.bench.streams import MAX_PROMPT_LEN, StreamPlan
     from deploy.deployed_cluster import DeployedCluster
 
     known: dict[str, Fault[DeployedCluster]] = {}
@@ -59,6 +59,7 @@ def chaos(
     for name in names:
         if name not in known:
             raise InvalidRequest(f"--faults has {name!r}: it must be of {', '.join(known)}", "faults")
+    check_context(model, None, MAX_PROMPT_LEN + output_len, f"--output-len {output_len}")
     plan = StreamPlan(streams, output_len, temperature)
     engine = {
         "tensor_parallel_size": tensor_parallel_size,

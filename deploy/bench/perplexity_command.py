@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption
+from deploy.bench.options import JsonOption, check_context
 from deploy.bench.report import environment, show_runs, write_result
 from workers.engine.errors import InvalidRequest
 
@@ -37,6 +37,9 @@ def perplexity(
         words = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--text {text} cannot be read: {error}", "text") from error
+
+    for name in (model,) if against is None else (model, against):
+        check_context(name, None, piece_len + 1, f"--piece-len {piece_len}")
 
     def losses(name: str | None, how: str | None) -> list[float]:
         llm = LLM(

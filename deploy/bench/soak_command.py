@@ -14,6 +14,9 @@ from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.deployed_cluster import DeployedCluster
 from deploy.served_cluster import ServedCluster
+from workers.engine.errors import InvalidRequest
+
+_CONTEXT = 1024
 
 
 def soak(
@@ -48,7 +51,13 @@ def soak(
     from deploy.client import Client
 
     check_spread(spread, input_len=input_len)
-    engine: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": max(8, -(-streams // replicas))}
+    if input_len + output_len > _CONTEXT:
+        raise InvalidRequest(
+            f"--input-len {input_len} and --output-len {output_len} come to {input_len + output_len} tokens, the "
+            f"context is {_CONTEXT}: lower them",
+            "input_len",
+        )
+    engine: dict[str, Any] = {"max_model_len": _CONTEXT, "max_num_seqs": max(8, -(-streams // replicas))}
     if kv_blocks is not None:
         engine["num_gpu_blocks_override"] = kv_blocks
     if swap_space is not None:

@@ -17,6 +17,8 @@ from deploy.lines import LineCutter
 WARM_CHUNKS = 8
 """Chunks after which a stream counts as under way."""
 _WARM_TIMEOUT_S = 120.0
+MAX_PROMPT_LEN = 32
+"""Tokens that no prompt of a stream exceeds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from deploy.offline.sampling_params import SamplingParams
 from deploy.offline.structured import StructuredOutputsParams
 from workers.grammar import GrammarCompiler
 
+CONTEXT = 1024
+PROMPT_LEN = 64
 _PERSON = {
     "type": "object",
     "properties": {
@@ -64,7 +66,7 @@ def _run(
     llm: LLM, forms: Sequence[StructuredOutputsParams | None], output_len: int
 ) -> tuple[list[list[int]], float]:
     """Token ids of each output, and seconds."""
-    workload = Workload(len(forms), input_len=64, output_len=output_len)
+    workload = Workload(len(forms), input_len=PROMPT_LEN, output_len=output_len)
     params = [
         SamplingParams(
             max_tokens=output_len, temperature=1.0, ignore_eos=True, detokenize=False, seed=seed,

@@ -10,6 +10,7 @@ import typer
 from deploy.bench.options import JsonOption
 from deploy.bench.report import environment, write_result
 from deploy.console import console
+from workers.engine.errors import InvalidRequest
 
 
 def structured(
@@ -21,11 +22,17 @@ def structured(
     json_path: JsonOption = None,
 ) -> None:
     """What grammars add to a decode step, and that outputs follow them. The model needs a tokenizer."""
-    from deploy.bench.structured import measure
+    from deploy.bench.structured import CONTEXT, PROMPT_LEN, measure
     from deploy.offline.llm import LLM
 
+    if output_len > CONTEXT - PROMPT_LEN:
+        raise InvalidRequest(
+            f"--output-len is {output_len}, of a context of {CONTEXT} tokens prompts take {PROMPT_LEN}: give "
+            f"{CONTEXT - PROMPT_LEN} at most",
+            "output_len",
+        )
     llm = LLM(
-        model, load_format=load_format, device=device, max_model_len=1024, max_num_seqs=num_prompts,
+        model, load_format=load_format, device=device, max_model_len=CONTEXT, max_num_seqs=num_prompts,
         enable_prefix_caching=False,
     )  # fmt: skip
     rows: list[dict[str, Any]] = []

@@ -126,6 +126,19 @@ def test_flags_of_throughput_that_contradict_each_other_are_told_before_anything
         (("latency", *OF_TINY, "--input-len", "16,4090"), "--input-len 16,4090 .* 4155 tokens"),
         (("scale-step", "--low", "5", "--high", "2"), "--high is 2, it must be above --low 5"),
         (("scale-step", "--low", "2", "--high", "2"), "--high is 2, it must be above --low 2"),
+        (
+            ("soak", "--input-len", "1000"),
+            "--input-len 1000 and --output-len 50 come to 1050 tokens, .* 1024",
+        ),
+        (("structured", *OF_TINY, "--output-len", "961"), "--output-len is 961, .* give 960 at most"),
+        (
+            ("chaos", "--model", TINY, "--output-len", "4096"),
+            "--output-len 4096: .* tiny allows 4096 at most",
+        ),
+        (
+            ("perplexity", "--text", __file__, "--model", TINY, "--piece-len", "4096"),
+            "--piece-len 4096: .* tiny allows 4096 at most",
+        ),
         (("memory", *OF_TINY, "--swap-space", "0"), "--swap-space is 0, it must be a number above 0"),
         (("memory", *OF_TINY, "--prompt-len", "16"), "--prompt-len is 16, .* give 17 or more"),
         (("memory", *OF_TINY, "--prompt-len", "4096"), "--prompt-len 4096: .* tiny allows 4096 at most"),

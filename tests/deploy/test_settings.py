@@ -98,3 +98,9 @@ def test_swapping_needs_room_beside_cached_prefixes() -> None:
 
     assert make_settings(preemption_mode="swap", kv_host_fraction=0.99).kv_host_fraction == 0.99
     assert make_settings(preemption_mode="auto", kv_host_fraction=1).kv_host_fraction == 1
+
+
+def test_a_rate_of_copies_reaches_replicas_on_a_cpu() -> None:
+    config = make_settings(copy_gib_per_s=2, device="cpu").replica_config("path", "name")
+
+    assert config.copy_bytes_per_s == 2 << 30
