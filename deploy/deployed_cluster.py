@@ -19,8 +19,9 @@ import psutil
 import yaml
 
 from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, application_name
+from deploy.child_process import ROOT
 from deploy.processes import busiest, processes_of
-from deploy.ray_head import ROOT, RayHead
+from deploy.ray_head import RayHead
 from workers.engine.errors import ShoalError
 
 _CHANGE_TIMEOUT_S = 240.0
@@ -47,9 +48,9 @@ class DeployedCluster:
         self._num_rollouts = 0
         self._num_model_rollouts = 0
         self._num_cpus_each = int(engine.get("tensor_parallel_size", 1))
-        self._folder = TemporaryDirectory(prefix="shoal-deployed-")
         self._node: psutil.Process | None = None
         self.head = RayHead(num_cpus=num_replicas * self._num_cpus_each)
+        self._folder = TemporaryDirectory(prefix="shoal-deployed-")
         try:
             self._deploy(num_replicas, num_ingresses)
             self.scale(num_replicas)
@@ -72,7 +73,7 @@ class DeployedCluster:
         return processes_of(self.head.runtime, word)
 
     def stop(self) -> None:
-        """End everything."""
+        """End everything. Safe to call twice."""
         self.head.stop()
         self._folder.cleanup()
 

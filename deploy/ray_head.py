@@ -10,18 +10,19 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from tempfile import TemporaryFile
 
 import psutil
 
 from cluster.placement import WORKER_GROUP_LABEL
+from deploy.child_process import start_child
+from deploy.own_cluster import own_cluster
 from deploy.processes import processes_of
 from deploy.runtime import Runtime, find_free_ports
 from workers.engine.errors import ShoalError
 
-ROOT = Path(__file__).resolve().parents[1]
 _LAST_CHARS = 2000
+_STOP_TIMEOUT_S = 60.0
 
 
 class RayHead:
@@ -40,28 +41,19 @@ class RayHead:
         }
         # What Ray reports of processes that are killed on purpose is not for who watches a benchmark.
         self._log = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "deploy.ray_head",
-                str(self.port),
-                str(self.dashboard_port),
-                str(num_cpus),
-                worker_group,
-            ],
-            cwd=ROOT,
-            env=self.environment,
+        self.process = start_child(
+            *("deploy.ray_head", str(self.port), str(self.dashboard_port), str(num_cpus), worker_group),
+            environment=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
         )
-        assert self.process.stdout is not None
-        if self.process.stdout.readline() != "up\n":
-            self.process.wait()
-            self._log.seek(0)
-            raise ShoalError(f"Ray's head did not start: {self._log.read()[-_LAST_CHARS:].strip()}")
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.process.terminate()
+            self.process.wait(_STOP_TIMEOUT_S)
+            raise
 
     @property
     def url(self) -> str:
@@ -106,13 +98,21 @@ class RayHead:
         return psutil.Process(int(told))
 
     def stop(self) -> None:
-        """End it and all it started."""
+        """End it and all it started. Safe to call twice."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(_STOP_TIMEOUT_S)
         self._log.close()
 
+    def _wait_until_up(self) -> None:
+        assert self.process.stdout is not None
+        if self.process.stdout.readline() != "up\n":
+            self.process.wait()
+            self._log.seek(0)
+            raise ShoalError(f"Ray's head did not start: {self._log.read()[-_LAST_CHARS:].strip()}")
 
+
+@own_cluster()
 def main() -> None:
     """Start, say so, add a node for each line of the input, and stop at its end."""
     from deploy.ray_cluster import start_ray

@@ -75,7 +75,7 @@ class Runtime:
     def processes(self) -> list[psutil.Process]:
         """All processes of this cluster but the calling one and its ancestors.
 
-        Their children too: some write their title over their environment.
+        Some write their title over their environment: their parents tell, or the files that they have open.
         """
         own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
         found: dict[int, psutil.Process] = {}
@@ -83,12 +83,18 @@ class Runtime:
             if process.pid in own:
                 continue
             try:
-                if process.environ().get(RUNTIME_DIR_VARIABLE) == str(self.folder):
+                if self._owns(process):
                     found[process.pid] = process
                     found |= {child.pid: child for child in process.children(recursive=True)}
             except (psutil.Error, OSError):
                 continue  # gone meanwhile, or not ours to look at
         return [process for pid, process in found.items() if pid not in own]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        environment = process.environ()
+        if environment:
+            return environment.get(RUNTIME_DIR_VARIABLE) == str(self.folder)
+        return any(Path(file.path).is_relative_to(self.folder) for file in process.open_files())
 
     def sweep(self, grace_s: float = 0.0) -> int:
         """End what is left of this cluster: SIGTERM where there is a grace, then SIGKILL.

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 
 from deploy.console import console
+from deploy.own_cluster import leave_nothing
 from deploy.settings import ServeSettings
 from deploy.stop_signals import Interrupted, StopSignals
 
@@ -36,9 +36,7 @@ def serve(given: dict[str, object]) -> None:
     if cluster is not None:
         _stop(cluster, signals)
         return
-    signals.ignore()
-    _clear_away()
-    raise typer.Exit(signals.exit_code)
+    leave_nothing(signals, "Stopped before it was up")
 
 
 def _read_settings(given: dict[str, object]) -> ServeSettings:
@@ -64,14 +62,6 @@ def _start(settings: ServeSettings) -> LocalCluster:
     from deploy.local_cluster import start_local_cluster
 
     return start_local_cluster(settings)
-
-
-def _clear_away() -> None:
-    """End what a start that was interrupted has left, wherever that was."""
-    from deploy.ray_cluster import end_unfinished
-
-    end_unfinished()
-    console.print("Stopped before it was up; no process is left.")
 
 
 def _stop(cluster: LocalCluster, signals: StopSignals) -> None:

@@ -5,23 +5,20 @@ For benchmarks and tests: it can be killed, and its processes can be found by ki
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import psutil
 
+from deploy.child_process import start_child
 from deploy.processes import busiest, processes_of
 from deploy.runtime import Runtime, find_free_ports
 from workers.checkpoint.source import DEMO_MODEL
+from workers.engine.errors import ShoalError
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _UP = "Shoal answers at"
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 class ServedCluster:
@@ -34,14 +31,10 @@ class ServedCluster:
         (self.port,) = find_free_ports("127.0.0.1", 1, 18000 + os.getpid() % 1000)
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = DEMO_MODEL
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "serve", "--port", str(self.port), *flags],
-            cwd=_ROOT,
+        self.process = start_child(
+            *("shoal", "serve", "--port", str(self.port), *flags),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # as in a terminal of its own
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         self.log: list[str] = []
         self._is_up = threading.Event()
@@ -62,9 +55,15 @@ class ServedCluster:
         self._is_up.set()
 
     def wait_until_up(self, timeout_s: float = 170.0) -> None:
-        """Return once it says that it answers; raise with its log if it ends instead."""
-        assert self._is_up.wait(timeout_s), f"not up after {timeout_s} s:\n{''.join(self.log)}"
-        assert any(_UP in line for line in self.log), f"it ended:\n{''.join(self.log)}"
+        """Return once it says that it answers.
+
+        Raises:
+            ShoalError: it does not in time, or it ends instead; the message has what it said.
+        """
+        if not self._is_up.wait(timeout_s):
+            raise ShoalError(f"the cluster is not up after {timeout_s:g} s:\n{''.join(self.log)}")
+        if not any(_UP in line for line in self.log):
+            raise ShoalError(f"the cluster ended instead of coming up:\n{''.join(self.log)}")
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Processes of this cluster with ``word`` in their command line or title."""
@@ -90,8 +89,3 @@ class ServedCluster:
         code = self.process.wait(60)
         self._reader.join(10)
         return code
-
-
-def _end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when the thread that started it has ended, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -17,8 +17,11 @@ _PATIENCE_S = 10.0
 """For what a start has begun to be cleared away before another signal may disturb that."""
 
 
-class Interrupted(BaseException):
-    """A signal to stop; no Exception, so that nothing on the way takes it for a failure."""
+class Interrupted(KeyboardInterrupt):
+    """A signal to stop; no Exception, so that nothing on the way takes it for a failure.
+
+    Of this kind since asyncio lets no other out of a callback or of a task that nobody awaits.
+    """
 
 
 def became_of_a_signal(error: BaseException | None) -> bool:
@@ -45,6 +48,7 @@ class StopSignals:
         self._numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             self._numbers.append(signal.SIGHUP)
+        self._before = {number: signal.getsignal(number) for number in self._numbers}
         self._handle(self._on_signal)
 
     @property
@@ -64,6 +68,11 @@ class StopSignals:
     def ignore(self) -> None:
         """Hear none any more: what follows must not be left half done."""
         self._handle(signal.SIG_IGN)
+
+    def restore(self) -> None:
+        """Let the process do at signals what it did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.cluster_options import check_cluster, check_streams, model_from_anywhere
 from deploy.bench.options import JsonOption, above_zero, check_context, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.own_cluster import own_cluster, run_on
 from deploy.tables import print_table
 from workers.engine.errors import InvalidRequest
 
@@ -19,6 +20,7 @@ HEADINGS = ("streams", "under way", "ended", "intact", "moved", "missed", "gap p
 """Streams, then seconds: see ``ChaosResult``."""
 
 
+@own_cluster()
 def chaos(
     model: Annotated[
         str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
@@ -59,6 +61,7 @@ def chaos(
     for name in names:
         if name not in known:
             raise InvalidRequest(f"--faults has {name!r}: it must be of {', '.join(known)}", "faults")
+    check_streams(streams)
     check_context(model, None, MAX_PROMPT_LEN + output_len, f"--output-len {output_len}")
     plan = StreamPlan(streams, output_len, temperature)
     engine = {
@@ -67,6 +70,7 @@ def chaos(
         "drain_timeout_s": drain_timeout_s,
         "cpu_threads": max(1, (os.cpu_count() or 1) // (replicas * tensor_parallel_size)),
     }
+    check_cluster({"model": model, "replicas": replicas, **engine})
     settings = {"replicas": replicas, "ingresses": 2, "engine": engine, "plan": asdict(plan)}
     result: dict[str, Any] = {
         "bench": "chaos",
@@ -75,12 +79,12 @@ def chaos(
         "runs": [],
     }
     with stage("Cluster"):
-        cluster = DeployedCluster(engine, replicas, source=model)
+        cluster = DeployedCluster(engine, replicas, source=model_from_anywhere(model))
     try:
         for name in names:
             for _ in range(rounds):
                 with stage(name):
-                    result["runs"].append(asdict(asyncio.run(run_round(cluster, known[name], plan))))
+                    result["runs"].append(asdict(run_on(cluster, run_round(cluster, known[name], plan))))
                 write_result(json_path, result)  # what is there, should the next round fail
     finally:
         cluster.stop()

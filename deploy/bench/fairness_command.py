@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +12,14 @@ import typer
 from deploy.bench.options import JsonOption, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.own_cluster import own_cluster, run_on
 
 SEATS, STEP_S, INPUT_LEN, OUTPUT_LEN = 8, 0.05, 32, 20
 """Of each of two replicas that speak by formula: 15 requests a second in all."""
 _CAPACITY_PER_S = 2 * SEATS / ((OUTPUT_LEN + 1) * STEP_S)
 
 
+@own_cluster()
 def fairness(
     factor: Annotated[
         float, typer.Option(min=1, callback=finite, help="By which the noisy caller exceeds its share.")
@@ -55,7 +56,7 @@ def fairness(
                 cluster.wait_until_up()
             request = LoadPlan(f"{cluster.url}/v1", cluster.model, 0, 0, INPUT_LEN, OUTPUT_LEN)
             with stage(f"{2 * phase_s:g} s of load"):
-                found = asyncio.run(run_fairness(request, plan))
+                found = run_on(cluster, run_fairness(request, plan))
         finally:
             cluster.stop()
     result: dict[str, Any] = {"bench": "fairness", "environment": environment(), "flags": flags[:-2]}

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deploy.bench.cluster_options import check_streams
 from deploy.bench.options import JsonOption, whole_numbers
 from deploy.bench.report import environment, show_runs, write_result
 from workers.engine.errors import InvalidRequest
@@ -31,6 +32,7 @@ def http(
     counts, url = whole_numbers(streams, "--streams"), endpoint(url)
     if not url.startswith("http://"):
         raise InvalidRequest(f"--url is {url}, this load speaks plain http:// only", "url")
+    check_streams(max(counts))
     name = model or Client(url).first_model()
     result: dict[str, Any] = {"bench": "http", "environment": environment(), "runs": []}
     # No prompt is sent twice, not by another call either: the cluster's cache would answer it.

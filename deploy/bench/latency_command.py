@@ -17,6 +17,7 @@ from deploy.bench.options import (
     ModelOption,
     QuantizationOption,
     RepeatsOption,
+    check_batches,
     check_context,
     whole_numbers,
 )
@@ -41,6 +42,7 @@ def latency(
 ) -> None:
     """Time to the first token, and of one decode step, by batch size."""
     sizes, lengths = whole_numbers(batch_sizes, "--batch-sizes"), whole_numbers(input_len, "--input-len")
+    check_batches(sizes, "--batch-sizes", max_num_seqs)
     check_context(
         model,
         max_model_len,

@@ -63,7 +63,7 @@ JsonOption = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
 ]
-MaxNumSeqsOption = Annotated[int, typer.Option(min=1, help="Most requests in a step.")]
+MaxNumSeqsOption = Annotated[int, typer.Option(min=1, max=4096, help="Most requests in a step.")]
 MaxModelLenOption = Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and output.")]
 MaxTokensOption = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", min=16, help="Most tokens in a step.")
@@ -74,16 +74,36 @@ LoadFormatOption = Annotated[str, typer.Option(help="auto, gguf, safetensors, or
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Runs of each; the best counts.")]
 
 
-def whole_numbers(text: str, flag: str) -> list[int]:
-    """Whole numbers separated by commas, each at least 1.
+MOST_PROMPTS = 1_000_000
+"""At once: all of them are in memory before the first is answered."""
+
+
+def whole_numbers(text: str, flag: str, most: int = MOST_PROMPTS) -> list[int]:
+    """Whole numbers separated by commas, each at least 1 and at most ``most``.
 
     Raises:
         InvalidRequest: ``text`` has something else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise InvalidRequest(f"{flag} is {text!r}: give whole numbers from 1, separated by commas", flag)
+    # Python reads numbers of thousands of digits no more.
+    if not all(part.isdecimal() and len(part) <= len(str(most)) and 1 <= int(part) <= most for part in parts):
+        raise InvalidRequest(
+            f"{flag} is {text!r}: give whole numbers from 1 to {most}, separated by commas", flag
+        )
     return [int(part) for part in parts]
+
+
+def check_batches(sizes: list[int], flag: str, max_num_seqs: int) -> None:
+    """Return if a step takes batches of these sizes whole; of a larger one, other steps would be timed.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if max(sizes) > max_num_seqs:
+        raise InvalidRequest(
+            f"{flag} has {max(sizes)}, a step takes --max-num-seqs {max_num_seqs} requests: lower it, or raise that",
+            flag,
+        )
 
 
 def check_spread(spread: int, **lengths: int) -> None:
@@ -129,8 +149,8 @@ def check_not_given(context: typer.Context, names: tuple[str, ...], why: str) ->
             raise InvalidRequest(f"{shown} has no effect {why}", param.name)
 
 
-def check_context(model: str | None, max_model_len: int | None, num_tokens: int, flags: str) -> None:
-    """Return if requests of so many tokens fit the context; reads the model's config, no weights.
+def check_context(model: str | None, max_model_len: int | None, num_tokens: int, flags: str) -> int:
+    """Return the most tokens of a request, if so many fit; reads the model's config, no weights.
 
     Args:
         flags: where the tokens come from, for the message.
@@ -153,6 +173,7 @@ def check_context(model: str | None, max_model_len: int | None, num_tokens: int,
         raise InvalidRequest(
             f"{flags}: requests of {num_tokens} tokens, {source} allows {longest} at most", "input_len"
         )
+    return longest
 
 
 def check_gpus(needed: int = 1, flag: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +12,10 @@ from deploy.bench.options import JsonOption, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.output_file import open_output
+from deploy.own_cluster import own_cluster, run_on
 
 
+@own_cluster()
 def scale_step(
     low: Annotated[
         float,
@@ -51,7 +52,7 @@ def scale_step(
             cluster.wait_until_up()
         request = LoadPlan(f"{cluster.url}/v1", cluster.model, 0, 0, input_len=32, output_len=100)
         with stage(f"{low:g} requests/s, {high:g} from {plan.step_s:g} to {plan.back_s:g} s"):
-            found = asyncio.run(run_step(cluster, request, plan))
+            found = run_on(cluster, run_step(cluster, request, plan))
         result: dict[str, Any] = {"bench": "scale-step", "environment": environment(), "flags": flags}
         write_result(json_path, {**result, "plan": asdict(plan), **asdict(found)})
     finally:

@@ -38,7 +38,7 @@ _GAUGES = ("shoal_requests_in_flight", "shoal_router_requests_at_replicas", "sho
 _TASKS = "shoal_ingress_tasks"
 _BLOCKS, _HOST_BLOCKS = "shoal_replica_blocks", "shoal_replica_host_blocks"
 _COPIED_OUT = "shoal_replica_blocks_swapped_out"
-_BLOCK_SIZE = 16
+BLOCK_SIZE = 16
 """The default of ``shoal serve``."""
 
 
@@ -204,7 +204,7 @@ def slope_per_min(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _blocks_a_request(plan: LoadPlan) -> float:
     """On average; the last token is never computed, so it needs no slot."""
     lengths = range(plan.input_len - plan.spread, plan.input_len + 1)
-    return sum(-(-(one + plan.output_len - 1) // _BLOCK_SIZE) for one in lengths) / len(lengths)
+    return sum(-(-(one + plan.output_len - 1) // BLOCK_SIZE) for one in lengths) / len(lengths)
 
 
 def _growth(samples: Sequence[Sample], after: Sample) -> Growth:

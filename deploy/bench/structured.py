@@ -12,7 +12,6 @@ from deploy.offline.sampling_params import SamplingParams
 from deploy.offline.structured import StructuredOutputsParams
 from workers.grammar import GrammarCompiler
 
-CONTEXT = 1024
 PROMPT_LEN = 64
 _PERSON = {
     "type": "object",

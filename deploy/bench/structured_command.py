@@ -7,32 +7,27 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption
+from deploy.bench.options import JsonOption, check_context
 from deploy.bench.report import environment, write_result
 from deploy.console import console
-from workers.engine.errors import InvalidRequest
 
 
 def structured(
     model: Annotated[str | None, typer.Option(help="A folder, a .gguf file or a hub id.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=2, help="Rows of the batch.")] = 64,
+    num_prompts: Annotated[int, typer.Option(min=2, max=4096, help="Rows of the batch.")] = 64,
     output_len: Annotated[int, typer.Option(min=8, help="Output tokens.")] = 160,
     load_format: Annotated[str, typer.Option(help="dummy: random weights.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_path: JsonOption = None,
 ) -> None:
     """What grammars add to a decode step, and that outputs follow them. The model needs a tokenizer."""
-    from deploy.bench.structured import CONTEXT, PROMPT_LEN, measure
+    from deploy.bench.structured import PROMPT_LEN, measure
     from deploy.offline.llm import LLM
 
-    if output_len > CONTEXT - PROMPT_LEN:
-        raise InvalidRequest(
-            f"--output-len is {output_len}, of a context of {CONTEXT} tokens prompts take {PROMPT_LEN}: give "
-            f"{CONTEXT - PROMPT_LEN} at most",
-            "output_len",
-        )
+    longest = PROMPT_LEN + output_len
+    check_context(model, None, longest, f"--output-len {output_len} and prompts of {PROMPT_LEN}")
     llm = LLM(
-        model, load_format=load_format, device=device, max_model_len=CONTEXT, max_num_seqs=num_prompts,
+        model, load_format=load_format, device=device, max_model_len=longest, max_num_seqs=num_prompts,
         enable_prefix_caching=False,
     )  # fmt: skip
     rows: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ from deploy.bench.options import (
     ModelOption,
     QuantizationOption,
     RepeatsOption,
+    check_batches,
     check_context,
     check_gpus,
     whole_numbers,
@@ -38,7 +39,8 @@ def tensor_parallel(
     json_path: JsonOption = None,
 ) -> None:
     """Groups of several GPUs of this machine against one: throughput, steps, share of sums over ranks; needs GPUs."""
-    groups, batches = whole_numbers(sizes, "--sizes"), whole_numbers(batch_sizes, "--batch-sizes")
+    groups, batches = whole_numbers(sizes, "--sizes", most=64), whole_numbers(batch_sizes, "--batch-sizes")
+    check_batches(batches, "--batch-sizes", max_num_seqs)
     lengths = whole_numbers(input_len, "--input-len")
     counts = [] if num_prompts == "0" else whole_numbers(num_prompts, "--num-prompts")
     check_gpus(max(groups), f"--sizes {sizes}")

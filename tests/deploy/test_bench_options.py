@@ -16,7 +16,8 @@ from deploy.bench.cli import app as bench
 from deploy.bench.report import write_result
 from deploy.client import ClientError
 from deploy.commands import app
-from workers.engine.errors import InvalidRequest
+from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import InvalidRequest, UserError
 
 NAMES = sorted(typer.main.get_group(bench).commands)
 TINY = str(Path(__file__).parents[2] / "deploy" / "bench" / "shapes" / "tiny")
@@ -43,7 +44,7 @@ NUMBERS = [
 def refusal(*arguments: str) -> str:
     """What a command of ``shoal`` says in a line; fails if it ends otherwise."""
     result = CliRunner().invoke(app, ["bench", *arguments])
-    assert isinstance(result.exception, InvalidRequest | ClientError), (result.output, result.exception)
+    assert isinstance(result.exception, UserError | ClientError), (result.output, result.exception)
     return str(result.exception)
 
 
@@ -127,11 +128,6 @@ def test_flags_of_throughput_that_contradict_each_other_are_told_before_anything
         (("scale-step", "--low", "5", "--high", "2"), "--high is 2, it must be above --low 5"),
         (("scale-step", "--low", "2", "--high", "2"), "--high is 2, it must be above --low 2"),
         (
-            ("soak", "--input-len", "1000"),
-            "--input-len 1000 and --output-len 50 come to 1050 tokens, .* 1024",
-        ),
-        (("structured", *OF_TINY, "--output-len", "961"), "--output-len is 961, .* give 960 at most"),
-        (
             ("chaos", "--model", TINY, "--output-len", "4096"),
             "--output-len 4096: .* tiny allows 4096 at most",
         ),
@@ -152,6 +148,69 @@ def test_what_the_others_cannot_measure_is_told_before_anything_is_loaded(
     monkeypatch.setattr("deploy.offline.llm.start_executor", lambda *_: pytest.fail("a rank was started"))
 
     assert re.search(says, refusal(*given))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("chaos", "--model", "/nope"), "/nope"),
+        (
+            ("chaos", "--model", TINY, "--output-len", "9000"),
+            "--output-len 9000: .* tiny allows 4096 at most",
+        ),
+        (
+            ("chaos", "--streams", "999999"),
+            "--streams is 999999, one address has ports for 28000 .*: lower it",
+        ),
+        (("soak", "--model", "/nope"), "/nope"),
+        (("soak", "--replicas", "99999"), "--replicas is 99999: .* 1024"),
+        (
+            ("soak", "--output-len", "99999999"),
+            "--output-len 99999999: requests of 100000063 tokens, SmolLM2",
+        ),
+        (("soak", "--input-len", "9999"), "--input-len 9999 and --output-len 50: .* at most"),
+        (("soak", "--streams", "99999"), "--streams is 99999, "),
+        (
+            ("soak", "--kv-blocks", "7"),
+            "--kv-blocks is 7, a request of 114 tokens .* needs 8: give as many or",
+        ),
+        (("http", "--streams", "1,99999"), "--streams is 99999, "),
+        (("scale-step", "--max-replicas", "99999"), "--max-replicas is 99999: .* 1024"),
+        (
+            ("latency", *OF_TINY, "--batch-sizes", "1,300"),
+            "--batch-sizes has 300, .* --max-num-seqs 256 .*lower",
+        ),
+        (
+            ("latency", *OF_TINY, "--batch-sizes", "9" * 5000),
+            "--batch-sizes is .* whole numbers from 1 to 1000000",
+        ),
+        (("latency", *OF_TINY, "--max-num-seqs", "9999"), "--max-num-seqs is 9999: .* 4096"),
+        (("throughput", *OF_TINY, "--num-prompts", "9999999"), "--num-prompts is '9999999': .* to 1000000"),
+        (("structured", *OF_TINY, "--num-prompts", "9999"), "--num-prompts is 9999: .* 4096"),
+        (("structured", *OF_TINY, "--output-len", "5000"), "--output-len 5000 .* tiny allows 4096"),
+        (("perplexity", "--text", __file__, "--model", "/nope"), "/nope"),
+        (("perplexity", "--text", __file__, "--against", TINY, "--model", "/nope"), "/nope"),
+        (
+            ("perplexity", "--text", __file__, "--model", TINY, "--piece-len", "5000"),
+            "--piece-len 5000: .* 4096",
+        ),
+    ],
+)
+def test_a_load_that_cannot_be_is_told_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, demo_model: ModelFiles, given: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setattr("deploy.offline.llm.start_executor", lambda *_: pytest.fail("a rank was started"))
+    monkeypatch.setattr("deploy.child_process.subprocess", types.SimpleNamespace())
+
+    assert re.search(says, refusal(*given))
+
+
+def test_more_streams_than_this_process_may_have_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 4096))
+
+    assert refusal("soak", "--streams", "1000").startswith(
+        "--streams is 1000, this process may open 1024 files"
+    )
 
 
 def test_a_rate_of_copies_is_refused_where_copies_are_real(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,30 @@ def test_a_sweep_ends_the_processes_of_its_cluster_and_no_others(runtime: Runtim
     theirs.wait()
 
 
+def test_one_that_has_lost_mark_and_parent_is_known_by_its_log(runtime: Runtime, tmp_path: Path) -> None:
+    """As Ray's agents do: they write their title over their environment, and outlive a raylet that is killed."""
+    (tmp_path / "other").mkdir()
+    ours, theirs = (
+        subprocess.Popen(
+            [sys.executable, "-c", "import sys; log = open(sys.argv[1], 'w'); print('up', flush=True); input()",
+             str(folder / "agent.log")],
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for folder in (runtime.folder, tmp_path / "other")
+    )  # fmt: skip
+    for one in (ours, theirs):
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"up\n"
+
+    assert [process.pid for process in runtime.processes()] == [ours.pid]
+
+    runtime.sweep()
+    assert theirs.poll() is None
+    theirs.communicate(b"\n")
+
+
 def test_a_stopped_process_is_ended_too(runtime: Runtime) -> None:
     process = start_marked(runtime)
     psutil.Process(process.pid).suspend()
