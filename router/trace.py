@@ -17,33 +17,31 @@ GeneratedTokens``, and know nothing of common prefixes.
 from __future__ import annotations
 
 import gzip
-import json
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain, cycle, groupby
 from pathlib import Path
-from typing import Any
 
-from workers.engine.block_hash import HASH_BYTES
+from router.trace_lines import (
+    AZURE_HEADER,
+    MOONCAKE_BLOCK_SIZE,
+    LineReader,
+    TraceRequest,
+    header_line,
+    is_header,
+    read_azure,
+    read_header,
+    read_mooncake,
+    refusal,
+    request_line,
+    shoal_reader,
+)
 from workers.engine.errors import InvalidRequest
 
-FORMAT, VERSION = "shoal-trace", 1
-MOONCAKE_BLOCK_SIZE = 512
-AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TICK_SHARE = 0.5
 """Fewer distinct arrival times than this share of the requests: stamped in ticks, not when they came."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One recorded request."""
-
-    arrival_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    hashes: list[bytes]
-    """Chained hashes of the prompt's full blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def read_trace(path: Path) -> Trace:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
             return _parse(numbered)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidRequest(f"trace {path} cannot be read: {error}", "trace") from error
     except ValueError as error:
         raise InvalidRequest(f"trace {path}, {error}", "trace") from error
@@ -113,22 +111,6 @@ def write_trace(path: Path, trace: Trace) -> None:
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
         file.write(header_line(trace.block_size))
         file.writelines(map(request_line, trace.requests))
-
-
-def header_line(block_size: int) -> str:
-    """The first line of a file in Shoal's own format."""
-    return json.dumps({"format": FORMAT, "version": VERSION, "block_size": block_size}) + "\n"
-
-
-def request_line(one: TraceRequest) -> str:
-    """One request in Shoal's own format."""
-    line = {
-        "arrival_s": round(one.arrival_s, 6),
-        "num_prompt_tokens": one.num_prompt_tokens,
-        "num_output_tokens": one.num_output_tokens,
-        "block_hashes": [block_hash.hex() for block_hash in one.hashes],
-    }
-    return json.dumps(line) + "\n"
 
 
 def merge_traces(traces: Sequence[Trace]) -> Trace:
@@ -146,62 +128,37 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
 
 
 def _parse(lines: Iterator[tuple[int, str]]) -> Trace:
-    block_size, read, requests = MOONCAKE_BLOCK_SIZE, _mooncake_request, []
     first = next(lines, None)
-    if first is not None and first[1].strip() == AZURE_HEADER:
-        return _parse_azure(lines)
-    for number, line in chain([first] if first is not None else [], lines):
-        try:
-            fields = json.loads(line)
-            if number == 1 and fields.get("format") == FORMAT:
-                if fields["version"] != VERSION:
-                    raise ValueError(f"version {fields['version']} is not {VERSION}")
-                block_size, read = int(fields["block_size"]), _shoal_request
-                continue
-            one = read(fields)
-            if one.num_prompt_tokens < max(1, len(one.hashes) * block_size) or one.num_output_tokens < 0:
-                raise ValueError("lengths and blocks do not agree")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"line {number}: {type(error).__name__}: {error}") from error
-        requests.append(one)
-    requests.sort(key=lambda one: one.arrival_s)
-    return Trace(block_size, _spread(requests) if read is _mooncake_request else requests)
+    if first is None:
+        return Trace(MOONCAKE_BLOCK_SIZE, [])
+    number, line = first
+    if line.strip() == AZURE_HEADER:
+        return merge_traces([Trace(MOONCAKE_BLOCK_SIZE, list(_requests(lines, read_azure)))])
+    if is_header(line):
+        with _named(number):
+            block_size = read_header(line)
+        return Trace(block_size, sorted(_requests(lines, shoal_reader(block_size)), key=_arrival))
+    requests = sorted(_requests(chain([first], lines), read_mooncake), key=_arrival)
+    return Trace(MOONCAKE_BLOCK_SIZE, _spread(requests))
 
 
-def _parse_azure(lines: Iterator[tuple[int, str]]) -> Trace:
-    requests = []
+def _requests(lines: Iterable[tuple[int, str]], read: LineReader) -> Iterator[TraceRequest]:
     for number, line in lines:
-        try:
-            stamp, num_prompt_tokens, num_output_tokens = line.split(",")
-            # Python reads microseconds; the tables have one digit more.
-            arrival_s = datetime.fromisoformat(stamp[:26]).replace(tzinfo=UTC).timestamp()
-            one = TraceRequest(arrival_s, int(num_prompt_tokens), int(num_output_tokens), [])
-            if one.num_prompt_tokens < 1 or one.num_output_tokens < 0:
-                raise ValueError("a length is out of range")
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
-        requests.append(one)
-    return merge_traces([Trace(MOONCAKE_BLOCK_SIZE, requests)])
+        with _named(number):
+            yield read(line)
 
 
-def _mooncake_request(fields: dict[str, Any]) -> TraceRequest:
-    num_tokens = int(fields["input_length"])
-    num_full = num_tokens // MOONCAKE_BLOCK_SIZE
-    return TraceRequest(
-        fields["timestamp"] / 1000,
-        num_tokens,
-        int(fields["output_length"]),
-        [block_id.to_bytes(HASH_BYTES, "big") for block_id in fields["hash_ids"][:num_full]],
-    )
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Have a line that is refused named."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"line {number}: {refusal(error)}") from None
 
 
-def _shoal_request(fields: dict[str, Any]) -> TraceRequest:
-    hashes = [bytes.fromhex(block_hash) for block_hash in fields["block_hashes"]]
-    if any(len(block_hash) != HASH_BYTES for block_hash in hashes):
-        raise ValueError(f"a block hash has not {HASH_BYTES} bytes")
-    return TraceRequest(
-        float(fields["arrival_s"]), int(fields["num_prompt_tokens"]), int(fields["num_output_tokens"]), hashes
-    )
+def _arrival(one: TraceRequest) -> float:
+    return one.arrival_s
 
 
 def _spread(requests: list[TraceRequest]) -> list[TraceRequest]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from router.journal import Journal
-from router.trace import TraceRequest, header_line, request_line
+from router.trace_lines import TraceRequest, header_line, request_line
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.trace import TraceRequest
+from router.trace_lines import TraceRequest
 from workers.engine.outputs import CacheEvents, Load
 
 

@@ -20,7 +20,8 @@ from deploy.simulate.summary import curves, summarize
 from router.placement.policy import POLICIES, PrefixPolicy
 from router.placement.prefix_index import PrefixIndex
 from router.placement.replica_view import ReplicaView
-from router.trace import Trace, TraceRequest
+from router.trace import Trace
+from router.trace_lines import TraceRequest
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest
 

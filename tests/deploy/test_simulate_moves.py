@@ -12,7 +12,8 @@ from deploy.simulate.fleet import Outage, read_outage
 from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.simulation import Simulation, SimulationResult
 from router.placement.policy import POLICIES
-from router.trace import Trace, TraceRequest
+from router.trace import Trace
+from router.trace_lines import TraceRequest
 from workers.engine.errors import InvalidRequest
 
 BLOCK_SIZE = 64

@@ -9,7 +9,8 @@ from deploy.simulate.replica_model import ReplicaModel
 from deploy.simulate.scaling import Scaler, ScaleSettings, read_rule
 from deploy.simulate.simulation import Simulation, SimulationResult
 from router.placement.policy import POLICIES
-from router.trace import Trace, TraceRequest
+from router.trace import Trace
+from router.trace_lines import TraceRequest
 from workers.engine.errors import InvalidRequest
 
 MODEL = ReplicaModel(kind="fifo", prompt_tokens_per_s=1000, num_kv_tokens=65536)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from router.trace import Trace, TraceRequest, read_trace, write_trace
+from router.trace import Trace, read_trace, write_trace
+from router.trace_lines import TraceRequest
 from workers.engine.errors import InvalidRequest
 
 
@@ -66,17 +67,68 @@ def test_a_trace_can_be_cut_and_played_faster() -> None:
     assert trace.span_s == 3
 
 
+def mooncake_line(**given: str) -> str:
+    """One whose fields are JSON."""
+    fields = {"timestamp": "0", "input_length": "40", "output_length": "7", "hash_ids": "[3]"} | given
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
+
+
+def test_hashes_may_be_unknown_and_those_of_a_partial_block_left_out(tmp_path) -> None:
+    for content in (
+        mooncake_line(),
+        mooncake_line(hash_ids="[]"),
+        shoal_lines(),
+        shoal_lines(block_hashes="[]"),
+    ):
+        (tmp_path / "t.jsonl").write_text(content)
+
+        assert [one.num_prompt_tokens for one in read_trace(tmp_path / "t.jsonl").requests] == [40]
+
+
+def shoal_lines(**given: str) -> str:
+    """A header and a line whose fields are JSON."""
+    fields = {"arrival_s": "0", "num_prompt_tokens": "40", "num_output_tokens": "7"}
+    fields |= {"block_hashes": json.dumps(["00" * 16] * 2)} | given
+    line = "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
+    return f'{{"format": "shoal-trace", "version": 1, "block_size": 16}}\n{line}'
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "line 1: JSONDecodeError"),
-        ('{"timestamp": 0}', "line 1: KeyError: 'input_length'"),
-        ('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "lengths and blocks"),
-        ('{"format": "shoal-trace", "version": 2, "block_size": 16}', "version 2 is not 1"),
-        ("[]", "line 1: AttributeError"),
+        ("{", "line 1: invalid JSON"),
+        ("[]", r"line 1: it is \[\], a request is an object"),
+        ("{}", "line 1: timestamp is missing"),
+        ('{"timestamp": 0}', "line 1: input_length is missing"),
+        (mooncake_line(timestamp="NaN"), "line 1: timestamp is NaN: .*finite"),
+        (mooncake_line(timestamp="1e400"), "line 1: timestamp is Infinity: .*finite"),
+        (mooncake_line(timestamp="-1"), "line 1: timestamp is -1.*: .*greater than or equal to 0"),
+        (mooncake_line(timestamp="true"), "line 1: timestamp is true: .*valid number"),
+        (mooncake_line(input_length="0"), "line 1: input_length is 0: .*greater than or equal to 1"),
+        (mooncake_line(input_length='"5"'), 'line 1: input_length is "5": .*valid integer'),
+        (mooncake_line(input_length="10000000000"), "line 1: input_length is 10000000000: .* 10000000"),
+        (mooncake_line(output_length="10000001"), "line 1: output_length is 10000001: .* 10000000"),
+        (
+            mooncake_line(input_length="5000"),
+            "line 1: lengths and blocks .* 5000 has 10 blocks .* hash_ids has 1",
+        ),
+        (mooncake_line(hash_ids="[1, 2]"), "line 1: lengths and blocks do not agree"),
+        (mooncake_line(hash_ids='["a"]'), 'line 1: hash_ids.0 is "a": .*valid integer'),
+        (mooncake_line(hash_ids=str([1 << 128])), r"line 1: hash_ids.0 is \d+: .*less than"),
+        (mooncake_line() + "\n\n" + mooncake_line(timestamp="null"), "line 3: timestamp is null"),
+        ('{"format": "shoal-trace", "version": 2, "block_size": 16}', "line 1: version is 2: .*1"),
+        ('{"format": "shoal-trace", "version": 1}', "line 1: block_size is missing"),
+        ('{"format": "shoal-trace", "version": 1, "block_size": 0}', "line 1: block_size is 0: "),
+        (shoal_lines(num_prompt_tokens="Infinity"), "line 2: num_prompt_tokens is Infinity: "),
+        (
+            shoal_lines(num_prompt_tokens="48"),
+            "line 2: lengths and blocks .* 48 has 3 full .* block_hashes has 2",
+        ),
+        (shoal_lines(block_hashes='["00"]'), 'line 2: block_hashes.0 is "00": '),
+        (shoal_lines(arrival_s="1e300"), "line 2: arrival_s is 1e\\+300: "),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, content: str, said: str) -> None:
+def test_a_bad_line_is_named_with_its_field_and_value(tmp_path, content: str, said: str) -> None:
     (tmp_path / "t.jsonl").write_text(content)
 
     with pytest.raises(InvalidRequest, match=said):
@@ -85,9 +137,11 @@ def test_a_bad_line_is_named(tmp_path, content: str, said: str) -> None:
 
 def test_what_is_no_file_and_no_archive_is_said(tmp_path) -> None:
     (tmp_path / "t.gz").write_text("plain")
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b'{"timestamp": 0}' * 99)[:-20])
+    whole = gzip.compress(b'{"timestamp": 0}' * 99)
+    (tmp_path / "cut.gz").write_bytes(whole[:-20])
+    (tmp_path / "spoilt.gz").write_bytes(whole[:12] + b"\xff" * 9 + whole[21:])
 
-    for name in ("none.jsonl", "t.gz", "cut.gz"):
+    for name in ("none.jsonl", "t.gz", "cut.gz", "spoilt.gz"):
         with pytest.raises(InvalidRequest, match="cannot be read"):
             read_trace(tmp_path / name)
 
@@ -110,7 +164,9 @@ def test_a_bad_line_of_azures_is_named(tmp_path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,0,44\n")
 
-    with pytest.raises(InvalidRequest, match="line 2: a length is out of range"):
+    with pytest.raises(
+        InvalidRequest, match='line 2: ContextTokens is "0": it must be a whole number from 1'
+    ):
         read_trace(path)
 
 

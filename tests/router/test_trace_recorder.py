@@ -10,7 +10,8 @@ import pytest
 from router.journal import Journal, Prompt
 from router.placement.replica_view import ReplicaShape
 from router.scripted_replica import ScriptedReplica
-from router.trace import Trace, TraceRequest, merge_traces, read_trace
+from router.trace import Trace, merge_traces, read_trace
+from router.trace_lines import TraceRequest
 from router.trace_recorder import TraceRecorder
 from workers.engine.errors import InvalidRequest
 from workers.engine.request import ChoiceParams

@@ -16,7 +16,7 @@ from router.placement.candidate import Candidate
 from router.placement.prefix_policy import PrefixPolicy
 from router.placement.replica_view import ReplicaShape, ReplicaView
 from router.tenancy.fair_line import FairLine
-from router.trace import TraceRequest
+from router.trace_lines import TraceRequest
 
 PROMPT, OUTPUT, SECONDS, NUM_REPLICAS = 1024, 32, 30.0, 3
 QUIET = ("a", "b", "c", "d")
