@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 Url = Annotated[str, typer.Option(help="The endpoint.")]
 Model = Annotated[str | None, typer.Option(help="Which model. (default: the first served)")]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0, max=2, help="0 is greedy, 2 the most that OpenAI's API takes."),
+]
 ApiKey = Annotated[
     str | None, typer.Option(envvar="OPENAI_API_KEY", help="If the endpoint wants one.", show_default=False)
 ]

@@ -12,6 +12,9 @@ from deploy.lines import file_lines, line_value
 from deploy.output_file import check_output, is_same_file, open_output
 from workers.engine.errors import InvalidRequest
 
+_PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".md", ".csv")
+"""Of words that hardly are prompts."""
+
 
 def generate(
     prompt: Annotated[
@@ -27,8 +30,8 @@ def generate(
         str | None, typer.Option(help="A folder, a .gguf file or a hub id. (default: the demo model)")
     ] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Use the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an output.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="For the same random numbers each time.")] = None,
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
@@ -39,12 +42,13 @@ def generate(
     """Complete prompts in this process, without a server."""
     if output is not None:
         check_output(output, "--output")
-    prompt_file = Path(prompt[0]) if len(prompt) == 1 and _is_file(prompt[0]) else None
+    prompt_file = _file_of(prompt[0]) if len(prompt) == 1 else None
     if output is not None and prompt_file is not None and is_same_file(output, prompt_file):
         raise InvalidRequest(f"--output {output} would overwrite the prompts in it: name another", "output")
     prompts = list(prompt) if prompt_file is None else read_prompts(prompt_file)
     from shoal import LLM, SamplingParams
 
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     llm = LLM(
         model,
         tensor_parallel_size=tensor_parallel_size,
@@ -53,7 +57,6 @@ def generate(
         quantization=quantization,
         load_format=load_format,
     )
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     shows_bar = len(prompts) > 1
     if is_chat:
         conversations = [[{"role": "user", "content": one}] for one in prompts]
@@ -73,11 +76,25 @@ def generate(
             )
 
 
-def _is_file(word: str) -> bool:
+def _file_of(word: str) -> Path | None:
+    """The file of prompts that ``word`` names; None: it is a prompt.
+
+    Raises:
+        InvalidRequest: it looks like a file's name, and there is none.
+    """
+    path = Path(word)
     try:
-        return Path(word).is_file()
-    except OSError:  # a prompt longer than a file's name may be
-        return False
+        if path.is_file():
+            return path
+        is_folder = path.is_dir()
+    except (OSError, ValueError):  # longer than a file's name may be, or with a byte that none has
+        return None
+    if word.split() == [word] and ("/" in word or path.suffix in _PROMPT_SUFFIXES):
+        what = "is a folder" if is_folder else "is no file, though it looks like one"
+        raise InvalidRequest(
+            f"{word} {what}: name a file of prompts; to complete this text itself, put it into one", "prompt"
+        )
+    return None
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -1,4 +1,7 @@
-"""The file that a command writes its results to: tried before the work, so that a wrong name costs none of it."""
+"""The file that a command writes its results to: tried before the work, so that a wrong name costs none of it.
+
+Its folder must be there: one that is made where a name was mistyped would stay.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,6 @@ def check_output(path: Path, flag: str) -> None:
         path.open("a", encoding="utf-8").close()
         if is_new:
             path.resolve().unlink()  # a link to it stays
-    except OSError as error:
-        raise _not_written(path, flag, error) from None
-
-
-def make_folder_of(path: Path, flag: str) -> None:
-    """Make the folder that ``path`` is to be in.
-
-    Raises:
-        InvalidRequest: it cannot be made; the message names ``flag``.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _not_written(path, flag, error) from None
 

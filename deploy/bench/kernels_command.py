@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, ModelOption, check_gpus
+from deploy.bench.options import JsonOption, ModelOption, check_gpus, checked_output
 from deploy.bench.report import environment, write_result
 from deploy.console import console
 from deploy.tables import print_table
@@ -17,7 +17,9 @@ from deploy.tables import print_table
 def kernels(
     model: ModelOption = None,
     json_path: JsonOption = None,
-    plot_path: Annotated[Path | None, typer.Option("--plot", help="Draw the shares here, as SVG.")] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the shares here, as SVG.", callback=checked_output)
+    ] = None,
 ) -> None:
     """Each kernel at a model's shapes against the time that its bytes or operations must take; needs a GPU."""
     check_gpus()

@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from deploy.output_file import check_output, make_folder_of
+from deploy.output_file import check_output
 from workers.engine.errors import InvalidRequest
 
 
 def checked_output(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """An option's callback: ``value``, whose folder is made.
+    """An option's callback: ``value``, which can be written.
 
     Raises:
-        InvalidRequest: it cannot be written.
+        InvalidRequest: it cannot.
     """
     if value is not None:
-        make_folder_of(value, param.opts[0])
         check_output(value, param.opts[0])
     return value
 

@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from deploy.output_file import open_output
+
 _LINE, _LABEL, _BAR, _NUMBER = 18, 250, 420, 150
 """Pixels: the height of a line, the widths of label, full bar and number."""
 _GOOD, _FAIR = 0.85, 0.6
@@ -28,12 +30,12 @@ def write_shares(path: Path, title: str, kernels: Sequence[Mapping[str, Any]]) -
         lines.append(_text(_LABEL + _BAR + 6, top + 13, f"{share:.0%} of floor, {kernel['us']} us"))
     size = f"width='{_LABEL + _BAR + _NUMBER}' height='{(len(kernels) + 1) * _LINE + 12}'"
     body = "\n".join(lines)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
+    svg = (
         f"<svg xmlns='http://www.w3.org/2000/svg' {size} font-family='sans-serif' font-size='12'>\n"
-        f"<rect width='100%' height='100%' fill='white'/>\n{body}\n</svg>\n",
-        encoding="utf-8",
+        f"<rect width='100%' height='100%' fill='white'/>\n{body}\n</svg>\n"
     )
+    with open_output(path, "--plot") as file:
+        file.write(svg)
 
 
 def _text(x: int, y: int, text: str, style: str = "") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.console import console
-from deploy.output_file import make_folder_of, open_output
+from deploy.output_file import open_output
 from deploy.tables import print_table
 
 
@@ -35,7 +35,6 @@ def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
         InvalidRequest: it cannot be written.
     """
     if path is not None:
-        make_folder_of(path, "--json")
         with open_output(path, "--json") as file:
             file.write(json.dumps(result, indent=2) + "\n")
 

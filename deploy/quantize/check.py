@@ -49,6 +49,10 @@ def check_output(output: Path) -> None:
         raise InvalidRequest(f"--output {output} is a file: name a folder", "output")
     if output.exists() and any(output.iterdir()):
         raise InvalidRequest(f"--output {output} exists and is not empty: name another folder", "output")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequest(
+            f"--output {output} cannot be made: there is no folder {output.absolute().parent}", "output"
+        )
 
 
 def default_group(model: ModelConfig) -> int:

@@ -75,7 +75,7 @@ def _made(folder: Path) -> Iterator[None]:
     """Make ``folder``, or find it empty; leave it as it was if what follows fails."""
     was_there = folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"--output {folder} cannot be made: {error.strerror}", "output") from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from deploy.bench.options import check_order, finite
 from deploy.console import console
+from deploy.output_file import check_output, is_same_file
 from router.trace import Trace, merge_traces, read_trace, write_trace
 from workers.engine.errors import InvalidRequest
 
@@ -30,8 +32,9 @@ def merge(
     paths = sorted(folder.glob(f"{model}*.jsonl")) if folder.is_dir() else [folder]
     if not paths:
         raise InvalidRequest(f"{folder} has no file {model}*.jsonl: nothing was recorded there", "folder")
+    _check_output(output, paths)
     trace = merge_traces([read_trace(path) for path in paths])
-    write_trace(output, trace)
+    _write(output, trace)
     console.print(f"{len(paths)} files → {output}")
     _show(trace)
 
@@ -51,6 +54,7 @@ def day(
 ) -> None:
     """Compose a day of traffic: rate low + (high - low) (1 - cos(2 pi t / day)) / 2 at time t."""
     check_order("--low", low, "--high", high, is_equal_fine=True)
+    _check_output(output, [trace])
     span_s = hours * 3600
 
     def rate_at(time_s: float) -> float:
@@ -60,7 +64,7 @@ def day(
     if played.span_s <= 0:
         raise InvalidRequest(f"trace {trace} lasts no time: it cannot be repeated", "trace")
     composed = played.repeated(span_s, rate_at)
-    write_trace(output, composed)
+    _write(output, composed)
     _show(composed)
 
 
@@ -68,6 +72,19 @@ def day(
 def show(trace: Annotated[Path, typer.Argument(help="JSON lines, Mooncake's or Shoal's own.")]) -> None:
     """Say how many requests a trace has, how long they are and how much of them repeats."""
     _show(read_trace(trace))
+
+
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    check_output(output, "OUTPUT")
+    if any(path.exists() and is_same_file(output, path) for path in inputs):
+        raise InvalidRequest(f"OUTPUT {output} would overwrite what was recorded: name another", "output")
+
+
+def _write(output: Path, trace: Trace) -> None:
+    try:
+        write_trace(output, trace)
+    except OSError as error:
+        raise InvalidRequest(f"OUTPUT {output} cannot be written: {error.strerror}", "output") from None
 
 
 def _show(trace: Trace) -> None:

@@ -57,18 +57,20 @@ def test_a_result_that_cannot_be_written_is_told_before_anything_is_measured(
     for path, says in (
         (tmp_path, "--json .* cannot be written: Is a directory"),
         (tmp_path / "file" / "a" / "b", "--json .* cannot be written: Not a directory"),
+        (tmp_path / "none" / "result.json", "--json .* cannot be written: No such file or directory"),
     ):
         result = CliRunner().invoke(app, [*command, "--json", str(path)])
         assert isinstance(result.exception, InvalidRequest), result.output
         with pytest.raises(InvalidRequest, match=says):
             raise result.exception
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_result_is_written_in_a_new_folder_and_to_a_device(tmp_path: Path) -> None:
-    write_result(tmp_path / "new" / "folder" / "result.json", {"bench": "b"})
+def test_a_result_is_written_to_a_file_and_to_a_device(tmp_path: Path) -> None:
+    write_result(tmp_path / "result.json", {"bench": "b"})
     write_result(Path("/dev/null"), {"bench": "b"})
 
-    assert (tmp_path / "new" / "folder" / "result.json").read_text() == '{\n  "bench": "b"\n}\n'
+    assert (tmp_path / "result.json").read_text() == '{\n  "bench": "b"\n}\n'
     with pytest.raises(InvalidRequest, match="--json /dev/full cannot be written: No space left"):
         write_result(Path("/dev/full"), {"bench": "b"})
 

@@ -14,9 +14,9 @@ def test_each_kernel_has_a_bar_as_long_as_its_share(tmp_path: Path) -> None:
         {"kernel": "logits", "size": "1 row", "us": 240.0, "floor_us": 246.0, "share_of_floor": 1.02},
     ]
 
-    write_shares(tmp_path / "plots" / "kernels.svg", "Llama <8B>", kernels)
+    write_shares(tmp_path / "kernels.svg", "Llama <8B>", kernels)
 
-    root = ElementTree.parse(tmp_path / "plots" / "kernels.svg").getroot()
+    root = ElementTree.parse(tmp_path / "kernels.svg").getroot()
     texts = [node.text for node in root if node.tag.endswith("text")]
     assert texts == [
         "Llama <8B>",

@@ -80,6 +80,37 @@ def test_generate_prints_the_text_alone(demo_model: ModelFiles) -> None:
     assert "Paris" in done.stdout
 
 
+def test_prompts_that_only_remind_of_a_file_are_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deploy.generate_command import _file_of
+
+    monkeypatch.chdir(ROOT)
+    for prompt in ("Hello", "deploy", "yes/no questions are", "read me.txt", "3.14", "x" * 5000, "nul\0"):
+        assert _file_of(prompt) is None
+    assert _file_of("README.md") == Path("README.md")
+
+
+@pytest.mark.parametrize("command", [["chat"], ["complete", "Hi"]])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--max-tokens", "-1"), "--max-tokens is -1: "),
+        (("--temperature", "nan"), "--temperature is nan: "),
+        (("--temperature", "2.5"), "--temperature is 2.5: "),
+    ],
+)
+def test_what_no_endpoint_takes_is_told_before_one_is_asked(
+    command: list[str], given: tuple[str, ...], says: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from deploy.commands import app
+
+    result = CliRunner().invoke(app, [*command, *given, "--url", "http://127.0.0.1:1"])
+
+    with pytest.raises(InvalidRequest, match=says):
+        raise result.exception or AssertionError(result.output)
+
+
 def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
@@ -91,6 +122,12 @@ def test_generate_says_what_it_cannot_read_or_write_before_it_begins(tmp_path: P
         (["Hi", "--output", str(tmp_path / "none" / "out")], "out cannot be written: No such file"),
         (["Hi", "--output", str(tmp_path)], "cannot be written: Is a directory"),
         ([str(binary)], r"prompts\.txt cannot be read"),
+        (["/nope/prompts"], "/nope/prompts is no file, though it looks like one: .* put it into one"),
+        (["prompts.jsonl"], "prompts.jsonl is no file, though it looks like one"),
+        ([str(tmp_path)], "is a folder: name a file of prompts"),
+        (["Hi", "--max-tokens", "0"], "--max-tokens is 0: "),
+        (["Hi", "--temperature", "nan"], "--temperature is nan: "),
+        (["Hi", "--seed", str(1 << 64)], "seed is "),
         ([str(binary), "--output", str(binary)], r"prompts\.txt would overwrite the prompts in it"),
     ):
         result = CliRunner().invoke(app, ["generate", *arguments])

@@ -297,7 +297,7 @@ def test_the_command_adds_its_figures_to_a_file_and_draws_a_page(tmp_path) -> No
         {"timestamp": i * 100, "input_length": 600, "output_length": 5, "hash_ids": [0, i]} for i in range(20)
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    found, page = tmp_path / "out" / "found.json", tmp_path / "page.html"
+    found, page = tmp_path / "found.json", tmp_path / "page.html"
     command = ["simulate", str(trace), "--replicas", "2", "--json", str(found), "--html", str(page)]
 
     for policy in ("prefix", "round-robin,least-load"):
