@@ -32,6 +32,7 @@ class BlockPool:
         self._free = FreeList(num_blocks)
         self._num_holders = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
+        self._generations = [0] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._log = log or CacheLog()
         self._tier = tier
@@ -60,6 +61,7 @@ class BlockPool:
         self.num_taken += num_blocks
         for block_id in block_ids:
             self._num_holders[block_id] = 1
+            self._generations[block_id] += 1
             self._forget(block_id)
         return block_ids
 
@@ -85,20 +87,13 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def colder_than(self, block_id: int) -> int | None:
-        """The free block that is handed out right before this free one; None if there is none."""
-        return self._free.before(block_id)
-
-    def release_to_front(self, block_id: int, behind: int | None) -> None:
-        """Count one holder less; a block without any is handed out next, or right after a free one, ``behind``."""
+    def release_to_front(self, block_id: int) -> None:
+        """Count one holder less; a block without any is handed out next."""
         num_holders = self._num_holders[block_id] - 1
         assert num_holders >= 0, f"block {block_id} is released more often than it was held"
         self._num_holders[block_id] = num_holders
         if num_holders == 0:
-            if behind is None:
-                self._free.push(block_id)
-            else:
-                self._free.insert(block_id, behind)
+            self._free.push(block_id)
 
     def is_free(self, block_id: int) -> bool:
         """True if nobody holds the block."""
@@ -125,6 +120,10 @@ class BlockPool:
     def hash_of(self, block_id: int) -> bytes | None:
         """The content under which the block can be found; None if it cannot."""
         return self._hashes[block_id]
+
+    def generation_of(self, block_id: int) -> int:
+        """How often the block has been handed out: with another number it may contain something else."""
+        return self._generations[block_id]
 
     def coldest(self) -> Iterator[int]:
         """Free blocks in the order in which they will be handed out; nothing may change meanwhile."""

@@ -49,15 +49,6 @@ class FreeList:
         """Put an absent id at the front: it is handed out next."""
         self._link(self._sentinel, item, self._next[self._sentinel])
 
-    def before(self, item: int) -> int | None:
-        """The id in front of a present one; None if it is the first."""
-        found = self._prev[item]
-        return None if found == self._sentinel else found
-
-    def insert(self, item: int, before: int) -> None:
-        """Put an absent id right behind a present one."""
-        self._link(before, item, self._next[before])
-
     def remove(self, item: int) -> None:
         """Take a present id off, wherever it stands."""
         before, after = self._prev[item], self._next[item]

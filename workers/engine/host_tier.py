@@ -1,7 +1,11 @@
 """The host tier: blocks in host memory, and the copies between them and device blocks.
 
-A copy holds both its ends until a result says that it is done, so neither is handed out while it runs. A host block
-can be found by its content once the copy that fills it is done. Ids only: the ranks move the bytes.
+A host block can be found by its content once the copy that fills it is done. Ids only: the ranks move the bytes.
+
+A copy holds its ends until a result says that it is done, so that neither is handed out while it runs, but for cold
+blocks, which nobody uses: those stay free while they are copied. One whose turn comes meanwhile is handed out, and its
+copy given up: what that brings is never found. So the device hands out its blocks in the order in which it would
+without a host tier, and what is found here comes on top of what would be found without.
 """
 
 from __future__ import annotations
@@ -9,17 +13,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from workers.engine.block_pool import BlockPool
 from workers.engine.cache_log import HOST, CacheLog
+from workers.engine.cold_blocks import ColdBlocks
 from workers.engine.config import EngineConfig
 from workers.engine.plan import BlockCopy
 
-_MOST_LOOKED_AT = 4096
-"""Blocks at the front of the free list, a step: walking past them takes a core 0.6 ms."""
-_MOST_HIDDEN = 5
-"""Where steps hand out more blocks than their hidden copies, copies may take so many times as long: half of a step."""
+
+@dataclass(frozen=True, slots=True)
+class _CopyOut:
+    """A copy to the host."""
+
+    copy: BlockCopy
+    block_hash: bytes | None
+    """What the block contains; None where it cannot be shared."""
+    device_generation: int | None
+    """That of a cold block: with another one it has been handed out. None: the copy holds the device block."""
 
 
 @dataclass(slots=True)
@@ -27,12 +37,8 @@ class _Batch:
     """The copies of one plan."""
 
     step_id: int
-    swap_out: list[BlockCopy] = field(default_factory=list)
-    out_hashes: list[bytes | None] = field(default_factory=list)
-    """What each block copied out contains; None where it cannot be shared."""
+    swap_out: list[_CopyOut] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
-    behind: dict[int, tuple[int | None, bytes | None]] = field(default_factory=dict)
-    """Of each cold block: the one that would have been handed out right before it, and what that held."""
 
 
 class HostTier:
@@ -41,30 +47,13 @@ class HostTier:
     def __init__(self, config: EngineConfig, device: BlockPool, log: CacheLog) -> None:
         self._pool = BlockPool(config.num_host_blocks, log, HOST)
         self._device = device
-        self._generations = [0] * config.num_host_blocks
+        self.cold = ColdBlocks(config, device, self._pool)
         self._batches: deque[_Batch] = deque()
         """Copies not known to be done, oldest first; the last may be in the making."""
         self._loading: dict[int, int] = {}
         """Device blocks that copies in will fill: the step whose plan has the copy."""
-        # What four of the largest steps can hand out is kept copied, since copies are known to be done two or three
-        # steps later, and looked at again after a quarter of it.
-        step_blocks = config.max_num_batched_tokens // config.block_size + 1
-        # What is here and on the device as well takes room from what is here alone.
-        most = min(config.num_blocks * 3 // 4, config.num_host_blocks // 2)
-        self._least_cold_wanted = min(4 * step_blocks, most)
-        self._most_cold_wanted = min(most, max(_MOST_LOOKED_AT, self._least_cold_wanted))
-        self.longest = 1
-        """Blocks of the longest request of late."""
-        self._forget_at = 0
-        """Device blocks handed out since start at which the longest prompt no longer counts."""
-        self._next_look = 0
-        """Device blocks handed out since start at which to look for cold ones again."""
-        self._num_handed_out = 0
-        """Device blocks handed out before the last step."""
         self._num_loaded = 0
-        """Of those handed out since, the ones that copies in fill."""
-        self._num_due = 0.0
-        """Cold blocks that could have been copied since the last batch of them, or a part of one."""
+        """Device blocks that copies in fill, of the plan in the making."""
         self._max_swapped = config.num_host_blocks - int(config.kv_host_fraction * config.num_host_blocks)
         self._num_swapped = 0
         self.copied = -1
@@ -94,7 +83,7 @@ class HostTier:
     @property
     def is_freeing(self) -> bool:
         """True if device blocks come back as copies out are done."""
-        return any(batch.swap_out for batch in self._batches)
+        return any(out.device_generation is None for batch in self._batches for out in batch.swap_out)
 
     def find(self, block_hash: bytes) -> int | None:
         """The host block with this content; None if there is none."""
@@ -130,7 +119,8 @@ class HostTier:
         for device_block, block_hash, host_block in zip(device_blocks, hashes, found, strict=True):
             if host_block is None:
                 host_block = next(fresh)
-                self._copy_out(device_block, host_block, block_hash, step_id)
+                self._device.hold([device_block])
+                self._copy_out(device_block, host_block, block_hash, None, step_id)
             held.append(host_block)
         return held
 
@@ -147,75 +137,35 @@ class HostTier:
         self._pool.hold(host_blocks)
         self._device.hold(device_blocks)
         for host_block, device_block in zip(host_blocks, device_blocks, strict=True):
-            batch.swap_in.append(BlockCopy(device_block, host_block, self._generations[host_block]))
+            batch.swap_in.append(BlockCopy(device_block, host_block, self._pool.generation_of(host_block)))
             self._loading[device_block] = step_id
         self.num_blocks_in += len(host_blocks)
         self._num_loaded += len(host_blocks)
 
-    def expect(self, num_blocks: int) -> None:
-        """A request of so many blocks has come. The longest counts until the device was filled twice without it."""
-        if num_blocks >= self.longest or self._device.num_taken >= self._forget_at:
-            self.longest = num_blocks
-            self._forget_at = self._device.num_taken + 2 * self._device.num_blocks
+    def drift(self, step_id: int, num_hidden: float) -> None:
+        """Copy out the coldest cached blocks before they are handed out anew, beside a step that hides ``num_hidden``.
 
-    @property
-    def _num_cold_wanted(self) -> int:
-        """Of the coldest blocks, how many are kept copied.
-
-        A prompt that comes again takes all its blocks at once, before any step: twice as many as the longest has are
-        what it overwrites, and what the next one does.
+        One batch at a time: while copies out are under way, what further steps hide adds up.
         """
-        return min(max(2 * self.longest, self._least_cold_wanted), self._most_cold_wanted)
-
-    def drift(self, step_id: int, num_spare: int, num_hidden: float) -> None:
-        """Copy out the coldest cached blocks before they are handed out anew.
-
-        They are held meanwhile, so at most ``num_spare`` at a time. One batch of it at a time: for each step since the
-        last one ``num_hidden``, or as many as the steps hand out, and one out for each that was copied in. Fewer, and
-        each prompt would lose some blocks, behind which nothing can be found.
-        """
-        num_taken = self._device.num_taken - self._num_handed_out
-        self._num_handed_out += num_taken
-        num_computed = num_taken - self._num_loaded
-        self._num_due += max(num_hidden, min(num_computed, _MOST_HIDDEN * num_hidden)) + self._num_loaded
+        self.cold.note_step(num_hidden, self._num_loaded)
         self._num_loaded = 0
-        if self.is_freeing:
+        if any(batch.swap_out for batch in self._batches):
             return
-        num_due = int(self._num_due)
-        self._num_due -= num_due
-        if self._device.num_taken < self._next_look:
-            return
-        num_wanted = self._num_cold_wanted
-        # Copied ones come back to where they were, so that what is looked at next time are the same and as many behind
-        # them as have been handed out since.
-        candidates = (
-            (block_id, block_hash)
-            for block_id in islice(self._device.coldest(), num_wanted)
-            if (block_hash := self._device.hash_of(block_id)) is not None
-            and self._pool.find(block_hash) is None
-        )
-        most = min(num_spare, num_due, self._pool.num_free)
-        cold = list(islice(candidates, most))
-        if len(cold) < most:
-            self._next_look = self._device.num_taken + num_wanted // 4 + 1
-        if cold:
-            batch = self._batch(step_id)
-            for block_id, _ in cold:
-                behind = self._device.colder_than(block_id)
-                batch.behind[block_id] = (behind, None if behind is None else self._device.hash_of(behind))
+        device, pool = self._device, self._pool
+        cold = self.cold.choose()
         # The coldest last, as those of a preempted request: its tail.
-        for (block_id, block_hash), host_block in zip(
-            reversed(cold), self._pool.take(len(cold)), strict=True
-        ):
-            self._copy_out(block_id, host_block, block_hash, step_id)
-            self._pool.release([host_block])  # the copy alone holds it
+        for block_id, host_block in zip(reversed(cold), pool.take(len(cold)), strict=True):
+            self._copy_out(
+                block_id, host_block, device.hash_of(block_id), device.generation_of(block_id), step_id
+            )
+            pool.release([host_block])  # the copy alone holds it
 
     def take_plan(self, step_id: int) -> tuple[list[BlockCopy], list[BlockCopy]]:
         """The copies, out and in, that the plan of ``step_id`` has to carry."""
         if not self._batches or self._batches[-1].step_id != step_id:
             return [], []
         batch = self._batches[-1]
-        return batch.swap_out, batch.swap_in
+        return [out.copy for out in batch.swap_out], batch.swap_in
 
     def complete(self, copied: int, corrupt_blocks: Sequence[int]) -> None:
         """Let go of the ends of all copies of plans up to ``copied``.
@@ -227,28 +177,22 @@ class HostTier:
         self.num_corrupt += len(corrupt)
         while self._batches and self._batches[0].step_id <= copied:
             batch = self._batches.popleft()
-            for copy, block_hash in zip(batch.swap_out, batch.out_hashes, strict=True):
-                if block_hash is not None and self._pool.hash_of(copy.host) is None:
-                    self._pool.register(copy.host, block_hash)
+            for out in batch.swap_out:
+                if out.block_hash is not None and not self._is_given_up(out):
+                    self._pool.register(out.copy.host, out.block_hash)
             for copy in batch.swap_in:
                 if copy.device in corrupt:
                     self._pool.disown(copy.host)
                     self._device.disown(copy.device)
                 if self._loading[copy.device] == batch.step_id:
                     del self._loading[copy.device]
-            self._release_copied(batch)
-            self._pool.release([copy.host for copy in batch.swap_out])
+            # What is on the host as well is the first to be handed out, tails before heads.
+            for out in batch.swap_out:
+                if out.device_generation is None:
+                    self._device.release_to_front(out.copy.device)
+            self._pool.release([out.copy.host for out in batch.swap_out])
             self._device.release([copy.device for copy in batch.swap_in])
             self._pool.release([copy.host for copy in batch.swap_in])
-
-    def _release_copied(self, batch: _Batch) -> None:
-        """Put cold blocks back where they were, unless what was colder is gone; others first, tails before heads."""
-        device = self._device
-        for copy in reversed(batch.swap_out):
-            behind, behind_hash = batch.behind.get(copy.device, (None, None))
-            if behind is not None and not (device.is_free(behind) and device.hash_of(behind) == behind_hash):
-                behind = None
-            device.release_to_front(copy.device, behind)
 
     def check(self, swapped: Iterable[int]) -> list[int]:
         """Raise ``AssertionError`` if host blocks do not agree with the books.
@@ -263,20 +207,29 @@ class HostTier:
         assert holders.total() == self._num_swapped, "blocks of preempted requests are miscounted"
         device: list[int] = []
         for batch in self._batches:
-            for copy in (*batch.swap_out, *batch.swap_in):
+            for copy in (*(out.copy for out in batch.swap_out), *batch.swap_in):
                 holders[copy.host] += 1
-                device.append(copy.device)
+            device += (out.copy.device for out in batch.swap_out if out.device_generation is None)
+            device += (copy.device for copy in batch.swap_in)
         self._pool.check(holders)
         return device
 
-    def _copy_out(self, device_block: int, host_block: int, block_hash: bytes | None, step_id: int) -> None:
-        batch = self._batch(step_id)
-        self._generations[host_block] += 1
-        self._device.hold([device_block])
+    def _copy_out(
+        self,
+        device_block: int,
+        host_block: int,
+        block_hash: bytes | None,
+        device_generation: int | None,
+        step_id: int,
+    ) -> None:
         self._pool.hold([host_block])
-        batch.swap_out.append(BlockCopy(device_block, host_block, self._generations[host_block]))
-        batch.out_hashes.append(block_hash)
+        copy = BlockCopy(device_block, host_block, self._pool.generation_of(host_block))
+        self._batch(step_id).swap_out.append(_CopyOut(copy, block_hash, device_generation))
         self.num_blocks_out += 1
+
+    def _is_given_up(self, out: _CopyOut) -> bool:
+        generation = out.device_generation
+        return generation is not None and generation != self._device.generation_of(out.copy.device)
 
     def _batch(self, step_id: int) -> _Batch:
         if not self._batches or self._batches[-1].step_id != step_id:

@@ -97,8 +97,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     this very plan fills.
 
     Copies between the tiers begin once all earlier steps have run and may end at any time later: the brain neither
-    reuses nor reads either end before a result has said that they are done, and says so in ``copies_awaited``. A
-    plan may have no rows, if it is there for copies or late masks alone.
+    reuses nor reads either end before a result has said that they are done, and says so in ``copies_awaited``. But the
+    device block of a copy out may be written while it is read: then what arrives on the host is never used. A plan
+    may have no rows, if it is there for copies or late masks alone.
     """
 
     step_id: int

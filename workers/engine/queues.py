@@ -41,7 +41,7 @@ class Queues:
         self.work.add(request)
         request.status = Status.WAITING
         self.waiting.add(request)
-        self._cache.host.expect(self._cache.blocks_for(len(request.token_ids)))
+        self._cache.host.cold.note_request(self._cache.blocks_for(len(request.token_ids)))
 
     def leave_waiting(self, request: RequestState) -> None:
         """Take out a request whose turn has come."""

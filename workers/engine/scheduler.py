@@ -76,11 +76,9 @@ class Scheduler:
         self._enter_loaded(draft, now_s)
         self._admit(draft, now_s)
         host = self._cache.host
-        is_kept = host.num_blocks and worth_keeping(host.longest, cost, config)
+        is_kept = host.num_blocks and worth_keeping(host.cold.longest, cost, config)
         if is_kept and not draft.is_empty and not draft.is_starved:
-            spare = self._cache.num_unpromised_blocks - draft.num_promised_blocks
-            spare -= self._config.num_watermark_blocks
-            host.drift(draft.step_id, max(0, spare), draft.num_hidden_copies)
+            host.drift(draft.step_id, draft.num_hidden_copies)
         swap_out, swap_in = host.take_plan(draft.step_id)
         if draft.is_empty and not swap_out and not swap_in and late_masks is None:
             return None

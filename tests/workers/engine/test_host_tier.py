@@ -216,7 +216,7 @@ def test_blocks_that_drifted_are_handed_out_in_the_order_in_which_they_would_hav
     before = [block_id for block_id in device.coldest() if device.hash_of(block_id)]
 
     for step in range(4):
-        host.drift(step, num_spare=16, num_hidden=2.0)
+        host.drift(step, num_hidden=2.0)
         host.take_plan(step)
         host.complete(step, [])
 
@@ -224,20 +224,45 @@ def test_blocks_that_drifted_are_handed_out_in_the_order_in_which_they_would_hav
     assert [block_id for block_id in device.coldest() if device.hash_of(block_id)] == before
 
 
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_the_copy_of_a_block_that_is_handed_out_meanwhile_is_given_up(comes_again: bool) -> None:
+    config = EngineConfig(max_model_len=64, num_blocks=4, block_size=2, num_host_blocks=8)
+    device = BlockPool(config.num_blocks, CacheLog(), DEVICE)
+    host = HostTier(config, device, CacheLog())
+    blocks = device.take(4)
+    for block_id in blocks:
+        device.register(block_id, bytes([block_id]))
+    device.release(blocks)
+    host.drift(0, num_hidden=2.0)
+    overwritten, *others = (copy.device for copy in reversed(host.take_plan(0)[0]))
+
+    assert device.num_free == 4
+    assert device.take(1) == [overwritten]
+    if comes_again:  # what was there at first, but not when the copy read it
+        device.register(overwritten, bytes([overwritten]))
+    host.complete(0, [])
+
+    assert host.find(bytes([overwritten])) is None
+    assert others
+    assert all(host.find(bytes([block_id])) is not None for block_id in others)
+    assert host.check([]) == []
+    assert host.num_free_blocks == 8
+
+
 def test_a_long_prompt_is_forgotten_once_the_device_has_been_filled_twice_without_another() -> None:
     config = EngineConfig(max_model_len=640, num_blocks=400, block_size=2, num_host_blocks=900)
     device = BlockPool(config.num_blocks, CacheLog(), DEVICE)
     host = HostTier(config, device, CacheLog())
-    host.expect(100)
-    host.expect(3)
-    host.expect(120)
-    assert host.longest == 120
+    host.cold.note_request(100)
+    host.cold.note_request(3)
+    host.cold.note_request(120)
+    assert host.cold.longest == 120
 
     for _ in range(8):
         device.release(device.take(100))
-    host.expect(3)
+    host.cold.note_request(3)
 
-    assert host.longest == 3
+    assert host.cold.longest == 3
 
 
 @pytest.mark.parametrize("copy_lag", [0, 1, 2])
