@@ -114,6 +114,11 @@ def _wait_for_line() -> None:
         os.close(hears)
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of it: ``1 replica``, ``2 replicas``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def print_error(message: str) -> None:
     """One clear line."""
     console.print(f"[red]error:[/red] {escape(message)}")

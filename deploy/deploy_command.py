@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
-from deploy.console import console, stage
+from deploy.console import console, counted, stage
 from workers.engine.errors import ShoalError
 
 _POLL_S = 1.0
@@ -57,7 +57,7 @@ def deploy(
     if print_only:
         typer.echo(yaml.dump(spec.serve_config(), Dumper=_PlainDumper, sort_keys=False), nl=False)
         return
-    with stage(f"{len(spec.models)} models to {address}") as current:
+    with stage(f"{counted(len(spec.models), 'model')} to {address}") as current:
         api = connect(address)
         api.deploy_applications(spec.serve_config())
         if wait_s > 0:

@@ -36,7 +36,9 @@ def generate(
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", help="Ranks.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    quantization: Annotated[str | None, typer.Option(help="fp8, int8 or int4. (default: as stored)")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="fp8, int8 or int4, done at load; or as it is stored, the default.")
+    ] = None,
     load_format: Annotated[str, typer.Option(help="auto, gguf, safetensors or dummy.")] = "auto",
 ) -> None:
     """Complete prompts in this process, without a server."""

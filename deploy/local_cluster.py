@@ -14,7 +14,7 @@ import httpx
 
 from cluster.config import INGRESS_APPLICATION, ReplicaConfig
 from cluster.placement import NodeResources, plan_group
-from deploy.console import stage
+from deploy.console import counted, stage
 from deploy.ingress_drain import drain_ingresses
 from deploy.ports import check_ports, claim_ports
 from deploy.preflight import check_cluster
@@ -178,7 +178,7 @@ def _deploy(settings: ServeSettings, replica: ReplicaConfig, ingress: IngressCon
     model = build_model_application(replica, placement, settings.scale_bounds or settings.replicas)
     http = build_ingress_application(ingress, settings.ingress_replicas, settings.drain_timeout_s)
     with stage(
-        f"{settings.replicas} replicas of {replica.served_name}, {settings.ingress_replicas} ingress"
+        f"{counted(settings.replicas, 'replica')} of {replica.served_name}, {settings.ingress_replicas} ingress"
     ) as current:
         # The ingress starts beside the replicas, which take longer; it finds them when they are ready.
         _run_watched(

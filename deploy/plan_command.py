@@ -20,7 +20,9 @@ def plan(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a request. (default: the model's most)")
     ] = None,
-    quantization: Annotated[str | None, typer.Option(help="fp8, int8 or int4, done at load.")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="fp8, int8 or int4, done at load; or as it is stored, the default.")
+    ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto (16 bits) or fp8.")] = "auto",
     gpu_memory_utilization: Annotated[float, typer.Option(min=0.1, max=1.0)] = 0.9,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from deploy.console import console
+from deploy.console import console, counted
 from deploy.own_cluster import leave_nothing
 from deploy.settings import ServeSettings
 from deploy.stop_signals import Interrupted, StopSignals
@@ -80,7 +80,7 @@ def _stop(cluster: LocalCluster, signals: StopSignals) -> None:
 
 def _tell(num_left: int, what: str) -> None:
     if num_left:
-        console.print(f"{what}, so ended with an error: {num_left} requests")
+        console.print(f"{what}, so ended with an error: {counted(num_left, 'request')}")
 
 
 def _print_ready(url: str, model: str, settings: ServeSettings) -> None:
@@ -89,7 +89,8 @@ def _print_ready(url: str, model: str, settings: ServeSettings) -> None:
     if settings.api_key or settings.api_keys:
         options += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
     trust = "" if certificate is None else f"SSL_CERT_FILE={certificate} "
-    console.print(f"\n[bold]Shoal answers at {url}/v1[/bold]  (model {escape(model)}; Ctrl-C stops it)\n")
+    console.print(f"\n[bold]Shoal answers at {url}/v1[/bold]", soft_wrap=True)
+    console.print(f"Model {escape(model)}; Ctrl-C stops it\n", soft_wrap=True)
     console.print("Try it:", style="dim")
     console.print(
         escape(

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from deploy.bench.options import check_order, finite
-from deploy.console import console
+from deploy.console import console, counted
 from deploy.output_file import check_output, is_same_file
 from router.trace import Trace, merge_traces, read_trace, write_trace
 from workers.engine.errors import InvalidRequest
@@ -35,7 +35,7 @@ def merge(
     _check_output(output, paths)
     trace = merge_traces([read_trace(path) for path in paths])
     _write(output, trace)
-    console.print(f"{len(paths)} files → {output}")
+    console.print(f"{counted(len(paths), 'file')} → {output}")
     _show(trace)
 
 

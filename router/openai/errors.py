@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import orjson
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from router.openai.json_limits import JsonPath, spelled
 from workers.engine.errors import (
@@ -210,17 +210,17 @@ _INSTEAD = {
 def _unknown(request: Request) -> str:
     """That there is no such path, and what there is in its place."""
     path = request.url.path
-    served = [
-        route.path for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema
-    ]
-    plain = sorted({one for one in served if "{" not in one})
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    pages = {route.path for route in routes if not route.include_in_schema}
+    parts = {one for one in pages if any(one.startswith(f"{page}/") for page in pages)}  # of a page's own
+    served = sorted({route.path for route in routes} - parts)
     told = f"unknown URL {path[:200]}: "
     instead = next((words for start, words in _INSTEAD.items() if path.startswith(start)), None)
     if instead is not None:
         return told + instead
-    if nearest := difflib.get_close_matches(path[:200], plain, 1, 0.8):
+    if nearest := difflib.get_close_matches(path[:200], served, 1, 0.8):
         return f"{told}did you mean {nearest[0]}?"
-    return f"{told}served are {', '.join(plain)}"
+    return f"{told}served are {', '.join(served)}"
 
 
 _NAMED = {NotStored: "response_not_found", RequestNotKnown: "request_not_found"}

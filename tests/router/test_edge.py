@@ -243,7 +243,18 @@ async def test_an_unknown_path_is_told_what_is_served(make_edge, method: str, pa
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (404, "unknown_url", None)
     assert says in error["message"]
-    assert len(error["message"]) < 600
+    assert len(error["message"]) < 700
+
+
+async def test_what_is_served_is_told_whole(make_edge) -> None:
+    edge = await make_edge()
+
+    message = (await edge.client.get("/nothing-like-it")).json()["error"]["message"]
+
+    served = message.split("served are ")[1].split(", ")
+    assert {"/ui", "/docs", "/openapi.json", "/metrics", "/v1/chat/completions"} <= set(served)
+    assert {"/v1/shoal/requests/{request_id}", "/v1/responses/{response_id}"} <= set(served)
+    assert "/ui/data" not in served
 
 
 async def test_too_many_requests_say_when_to_come_again(make_edge) -> None:
