@@ -14,7 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from deploy.ray_head import ROOT, RayHead
+from deploy.child_process import ROOT
+from deploy.ray_head import RayHead
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
 

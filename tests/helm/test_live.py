@@ -17,7 +17,8 @@ import httpx
 import pytest
 import yaml
 
-from deploy.ray_head import ROOT, RayHead
+from deploy.child_process import ROOT
+from deploy.ray_head import RayHead
 from deploy.runtime import find_free_ports
 from router.rpc.proto import inference_pb2 as pb
 from router.rpc.proto import inference_pb2_grpc
