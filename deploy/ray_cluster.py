@@ -6,8 +6,6 @@ ranks all inherit it.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import os
 import re
@@ -15,13 +13,14 @@ import resource
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from deploy.node_environment import node_environment
 from deploy.ports import InnerPorts, claim_inner_ports
+from deploy.ray_driver import own_signals, start_no_more, tell_shortly
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime
 from deploy.stop_signals import Interrupted, became_of_a_signal
@@ -53,7 +52,7 @@ class RayCluster:
     def stop(self, grace_s: float = 5.0) -> None:
         """End Serve, Ray and whatever else carries this cluster's mark. Safe to call twice."""
         self.runtime.stopping.touch()
-        _leave_ray()
+        _leave_ray(for_good=True)
         self.runtime.sweep(grace_s)
         self.runtime.remove()
         if not self._reaper.closed:
@@ -125,7 +124,7 @@ def end_leftovers() -> None:
 def end_unfinished() -> None:
     """End what this process has begun to start, wherever it was interrupted."""
     for runtime in Runtime.of_driver(os.getpid()):
-        _leave_ray()
+        _leave_ray(for_good=True)
         runtime.sweep()
         runtime.remove()
 
@@ -159,16 +158,18 @@ def start_patiently(start: Callable[[], None], clear: Callable[[], None]) -> Non
 
 def _clear(runtime: Runtime) -> None:
     """End what a failed start has left of Ray."""
-    _leave_ray()
+    _leave_ray(for_good=False)
     runtime.sweep()
     shutil.rmtree(runtime.folder / "ray", ignore_errors=True)
 
 
-def _leave_ray() -> None:
+def _leave_ray(*, for_good: bool) -> None:
     """Disconnect this process, if it is; also where the import of Ray was interrupted."""
     ray = sys.modules.get("ray")
     if ray is None:
         return
+    if for_good:
+        start_no_more(ray)
     try:
         if ray.is_initialized():
             ray.shutdown()
@@ -188,7 +189,8 @@ def _start(
     import ray
     from ray import serve
 
-    with _own_signals():
+    tell_shortly(runtime.folder / "ray/session_latest/logs")
+    with own_signals():
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -207,26 +209,6 @@ def _start(
         )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options=http_options, **serve_options)
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep Ray from putting handlers of its own, which print a stack and exit, in the place of ours.
-
-    And its daemons from signals to this process's group, as Ctrl-C and ``timeout`` send them: a driver that loses its
-    raylet while it connects to it prints an error and exits in C, or waits for half a minute.
-    """
-    from ray import _private
-
-    utils: Any = _private.utils
-    services: Any = _private.services
-    set_handler, popen = utils.set_sigterm_handler, services.ConsolePopen
-    utils.set_sigterm_handler = lambda handler: None
-    services.ConsolePopen = functools.partial(popen, process_group=0)
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler, services.ConsolePopen = set_handler, popen
 
 
 def _set_environment(runtime: Runtime, host: str, ports: list[int], haproxy: bool) -> None:

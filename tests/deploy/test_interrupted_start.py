@@ -16,7 +16,9 @@ from deploy.served_cluster import ServedCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
-NOISE = re.compile(r"Traceback|\*\*\*|Exception ignored|Aborted|Fatal|core dumped|error", re.IGNORECASE)
+NOISE = re.compile(
+    r"Traceback|handler is not set|\*\*\*|Exception ignored|Aborted|Fatal|core dumped|error", re.IGNORECASE
+)
 
 
 def has_mapped(word: str) -> Callable[[ServedCluster], bool]:
