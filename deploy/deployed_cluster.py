@@ -52,7 +52,7 @@ class DeployedCluster:
         self.head = RayHead(num_cpus=num_replicas * self._num_cpus_each)
         self._folder = TemporaryDirectory(prefix="shoal-deployed-")
         try:
-            self._deploy(num_replicas, num_ingresses)
+            self._deploy(num_replicas, num_ingresses, wait_s=_CHANGE_TIMEOUT_S)
             self.scale(num_replicas)
             self.scale_ingress(num_ingresses)
         except BaseException:
@@ -124,7 +124,7 @@ class DeployedCluster:
 
     # -- how -----------------------------------------------------------------------------------------------
 
-    def _deploy(self, num_replicas: int, num_ingresses: int) -> None:
+    def _deploy(self, num_replicas: int, num_ingresses: int, wait_s: float = 0.0) -> None:
         path = os.path.join(self._folder.name, "cluster.yaml")
         config = {
             "models": [
@@ -146,7 +146,7 @@ class DeployedCluster:
             yaml.safe_dump(config, file)
         command = [sys.executable, "-m", "shoal", "deploy", path, "--address", self.head.dashboard]
         done = subprocess.run(
-            [*command, "--wait-s", "0"],
+            [*command, "--wait-s", f"{wait_s:g}"],
             check=False,
             cwd=ROOT,
             env=self.head.environment,

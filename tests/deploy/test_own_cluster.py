@@ -119,29 +119,54 @@ def left_by(heads: list[Runtime]) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("command", "moment", "number"),
     [
-        pytest.param(("chaos", "--replicas", "2"), "raylet", signal.SIGTERM, id="chaos"),
+        pytest.param(("bench", "chaos", "--replicas", "2"), "raylet", signal.SIGTERM, id="chaos"),
         pytest.param(
-            ("chaos", "--replicas", "2"), "deploy.ray_head", signal.SIGINT, id="early", marks=pytest.mark.slow
+            ("bench", "chaos", "--replicas", "2"),
+            "deploy.ray_head",
+            signal.SIGINT,
+            id="early",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("chaos", "--replicas", "2"), "RankActor", signal.SIGTERM, id="ranks", marks=pytest.mark.slow
+            ("bench", "chaos", "--replicas", "2"),
+            "RankActor",
+            signal.SIGTERM,
+            id="ranks",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(("soak",), "ServeController", signal.SIGTERM, id="soak", marks=pytest.mark.slow),
+        pytest.param(("bench", "soak"), "ServeController", signal.SIGTERM, id="soak", marks=pytest.mark.slow),
         pytest.param(
-            ("soak", "--rollout"), "ServeController", signal.SIGINT, id="rollout", marks=pytest.mark.slow
+            ("bench", "soak", "--rollout"),
+            "ServeController",
+            signal.SIGINT,
+            id="rollout",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(("scale-step",), "raylet", signal.SIGTERM, id="scale-step", marks=pytest.mark.slow),
-        pytest.param(("fairness",), "raylet", signal.SIGTERM, id="fairness", marks=pytest.mark.slow),
+        pytest.param(
+            ("run-batch", "--model", "demo", "-i", "{folder}/batch.jsonl", "-o", "/dev/null"),
+            *("raylet", signal.SIGTERM),
+            id="run-batch",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("bench", "scale-step"), "raylet", signal.SIGTERM, id="scale-step", marks=pytest.mark.slow
+        ),
+        pytest.param(("bench", "fairness"), "raylet", signal.SIGTERM, id="fairness", marks=pytest.mark.slow),
     ],
 )
-def test_a_measurement_that_is_told_to_stop_leaves_nothing(
+def test_a_command_that_is_told_to_stop_leaves_nothing(
     tmp_path: Path, command: tuple[str, ...], moment: str, number: signal.Signals
 ) -> None:
     """As ``timeout`` and Ctrl-C tell it: its whole group."""
+    (tmp_path / "batch.jsonl").write_text(
+        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "demo", "prompt": "Hi"}}'
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     process = psutil.Popen(
-        [sys.executable, "-m", "shoal", "bench", *command],
+        [sys.executable, "-m", "shoal", *(word.format(folder=tmp_path) for word in command)],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -151,7 +176,7 @@ def test_a_measurement_that_is_told_to_stop_leaves_nothing(
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    clusters = [runtime for child in process.children() for runtime in Runtime.of_driver(child.pid)]
+    clusters = [runtime for one in (process, *process.children()) for runtime in Runtime.of_driver(one.pid)]
 
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=90)
@@ -161,4 +186,4 @@ def test_a_measurement_that_is_told_to_stop_leaves_nothing(
     assert "no process is left" in said
     assert left_by(clusters) == []
     assert [runtime for runtime in clusters if runtime.folder.exists()] == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
