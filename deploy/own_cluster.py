@@ -60,8 +60,15 @@ def run_on(cluster: OwnCluster, work: Coroutine[Any, Any, R]) -> R:
     In this order, since a thread that changes the cluster waits for it, and is waited for.
     """
     with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(_tell_failures)
         try:
             return runner.run(work)
         except Interrupted:
             cluster.stop()
             raise
+
+
+def _tell_failures(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As asyncio does, but for a signal that came while a task ran: it ends that task, and is no failure of it."""
+    if not isinstance(context.get("exception"), Interrupted):
+        loop.default_exception_handler(context)
