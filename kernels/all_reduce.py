@@ -7,7 +7,7 @@ hold the same bits. One-shot all-reduce as in NVIDIA's TensorRT-LLM and vLLM; tw
   fence and no second message, at twice the bytes (the LL protocol of NCCL, ``src/device/prims_ll.h``).
 - *staged*: elements as they are, then a fence and one number a row.
 
-Knows addresses, not how they came about: ``workers.model.tensor_parallel`` maps the memory of the ranks.
+Knows addresses, not how they came about: ``workers.model.symmetric_memory`` maps what all ranks reach.
 """
 
 from __future__ import annotations

@@ -120,11 +120,10 @@ def _time_reduce(rank: int, size: int, rendezvous: str, width: int, dtype: str, 
     os.environ.update(RANK_ENVIRONMENT | LOOPBACK_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": str(rank)})
     import torch
 
-    from workers.model.peer_exchange import STAGED_ROWS
     from workers.model.tensor_parallel import TensorParallelGroup
 
     group = TensorParallelGroup(rank, size, rendezvous, torch.device("cuda", 0))
-    group.prepare(width, getattr(torch, dtype), STAGED_ROWS)
+    group.prepare(width, getattr(torch, dtype), max_rows=0)
     if rank == 0:
         pipe.send([asdict(one) for one in group.reduce_times])
     group.close()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
+from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.quantization import Quantization
 from workers.model.kv_pool import KVLayout
@@ -21,8 +22,16 @@ from workers.model.shard_loader import DecoderLayer, ShardLoader
 from workers.model.sharding import make_shard
 from workers.model.step_attention import attend, scaled
 from workers.model.step_inputs import StepInputs
-from workers.model.tensor_parallel import PendingSum, TensorParallelGroup, vocab_of
+from workers.model.tensor_parallel import PendingRows, TensorParallelGroup, vocab_of
 from workers.model.tensor_source import TensorSource
+
+
+def is_computed_in_parts(config: ModelConfig) -> bool:
+    """True where sums over ranks of one part of a step's tokens can hide behind products of another.
+
+    Norms between a product and the residual wait for the sum.
+    """
+    return config.architecture != TRANSFORMERS and not config.has_post_norms
 
 
 class LlamaDecoder:
@@ -107,7 +116,7 @@ class LlamaDecoder:
         eps = self.config.rms_norm_eps
         residual = self._embed(inputs.token_ids)
         parts = self.group.overlapped_parts(residual.shape[0])
-        if parts is not None and not self.config.has_post_norms:
+        if parts is not None and is_computed_in_parts(self.config):
             return self._attend_all_in_parts(inputs, kv_cache, residual, parts), residual
         first = self.layers[0]
         hidden = normed_for(first.qkv, residual, None, first.attention_norm, eps)
@@ -169,7 +178,7 @@ class LlamaDecoder:
         """Compute one part of the tokens while another's sum is under way: attention alone waits for all of them."""
         eps, start = self.config.rms_norm_eps, self.group.start_add_rms_norm
         num_heads, head_dim = len(self.shard.q_heads), self.config.head_dim
-        hidden: list[PendingSum] = [
+        hidden: list[PendingRows] = [
             partial(rms_norm, residual[part], self.layers[0].attention_norm, eps) for part in parts
         ]
         for index, layer in enumerate(self.layers):

@@ -22,8 +22,9 @@ logger = logging.getLogger(__name__)
 MAX_UNDER_WAY = 2
 """Sums that may be under way: those of a step's halves."""
 _NUM_PLACES = 2 * MAX_UNDER_WAY
-"""A rank writes to a place again for the fourth sum after. It has then awaited the second before that one, so its peer
-has started it, and had by then awaited the one that the place was written for: nobody need say that a place is free."""
+"""Sum 4 is written to the place of sum 0, and nobody need say that this has been read: a rank starts 4 only after it
+has awaited 2, since no more than 3 may be under way beside it; so its peer has sent 2, which that started only after it
+had awaited 0."""
 _CALLS = 5
 
 

@@ -31,7 +31,7 @@ from workers.model.determinism import check_deterministic
 from workers.model.device import choose_dtype, choose_kv_dtype, read_cpu_flags
 from workers.model.host_memory import check_host_memory
 from workers.model.kv_pool import cuda_bytes, default_cpu_bytes
-from workers.model.llama import LlamaDecoder
+from workers.model.llama import LlamaDecoder, is_computed_in_parts
 from workers.model.pooler import PooledRows, Pooler
 from workers.model.prompt_scorer import PromptScorer, ScoredPrompts
 from workers.model.rank_config import COPY_SHARE, BlockCounts, RankConfig
@@ -106,7 +106,7 @@ class Rank:
         self._group.prepare(
             self.model_config.hidden_size,
             self.dtype,
-            config.max_num_batched_tokens,
+            config.max_num_batched_tokens if is_computed_in_parts(self.model_config) else 0,
             config.is_deterministic,
         )
         self._decoder = self._load_decoder(self._group, progress)

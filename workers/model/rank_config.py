@@ -72,7 +72,7 @@ class RankConfig:
     tp_rank: int = 0
     tp_size: int = 1
     rendezvous: str | None = None
-    """Where the ranks of a group meet, "tcp://host:port"; None where ``tp_size`` is 1."""
+    """Where the ranks of a group meet: "file://path" on one host, "tcp://host:port" across; None for one rank."""
     block_size: int = 16
     max_num_seqs: int = 64
     max_model_len: int | None = None

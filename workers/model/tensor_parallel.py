@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ from workers.model.peer_copies import PeerCopies, open_peer_copies
 from workers.model.peer_exchange import PeerExchange, ReduceTime, open_peer_exchange
 
 _TIMEOUT_S = 60.0
-"""A rank silent for so long is lost; the brain's stall clock is faster."""
+"""After so long NCCL and gloo give up a sum. Whoever watches the ranks ends a group far sooner."""
 _OVERLAPPED_TOKENS = 4096
 """From so many tokens on, some of them keep tensor cores busy while others are on their way between GPUs."""
 _NUM_PARTS = 2
@@ -36,9 +38,10 @@ kernels, which take multiprocessors from the products, then cost more."""
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-PendingSum = Callable[[], Tensor]
-"""A sum over ranks under way: called, it waits and returns what ``TensorParallelGroup.add_rms_norm`` does. On CUDA only
+PendingRows = Callable[[], Tensor]
+"""Normalised rows to come: called, it waits for the sum over ranks that they are made of and returns them. On CUDA only
 the stream waits."""
+_T = TypeVar("_T")
 
 
 class TensorParallelGroup:
@@ -66,10 +69,14 @@ class TensorParallelGroup:
         )
 
     def prepare(self, width: int, dtype: torch.dtype, max_rows: int, is_deterministic: bool = False) -> None:
-        """Find the fastest way to add up to ``max_rows`` rows of ``width`` elements.
+        """Find the fastest way to add rows of ``width`` elements. All ranks together, before memory is counted.
 
-        All ranks together, before memory is counted. With ``is_deterministic`` NCCL adds any number of rows: it rounds
-        a sum before the residual is added, the other ways do not.
+        Args:
+            width: of the residual.
+            dtype: of the residual.
+            max_rows: tokens of the largest step that is computed in parts; 0: none is.
+            is_deterministic: NCCL adds any number of rows; it rounds a sum before the residual is added, the other
+                ways do not.
         """
         if self.size == 1 or not self._is_cuda:
             return
@@ -124,15 +131,15 @@ class TensorParallelGroup:
         length = -(-num_tokens // _NUM_PARTS)
         return [slice(start, min(start + length, num_tokens)) for start in range(0, num_tokens, length)]
 
-    def start_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> PendingSum:
+    def start_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> PendingRows:
         """Begin ``add_rms_norm`` and go on meanwhile. All ranks must start and await their sums in one order."""
         if self._copies is not None and x.shape[0] <= self._copies.max_rows:
-            return self._copies.start(x, residual, weight, eps)
-        works: list[dist.Work] = []
-        self._run(lambda: works.append(dist.all_reduce(x, async_op=True)))
+            return partial(self._run, self._run(self._copies.start, x, residual, weight, eps))
+        work = self._run(lambda: dist.all_reduce(x, async_op=True))
+        assert work is not None, "this rank is one of the group"
 
         def wait() -> Tensor:
-            self._run(works[0].wait)
+            self._run(work.wait)
             return add_rms_norm(x, residual, weight, eps)
 
         return wait
@@ -180,10 +187,9 @@ class TensorParallelGroup:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _run(self, collective: object, *args: object) -> None:
-        assert callable(collective)
+    def _run(self, collective: Callable[..., _T], *arguments: object) -> _T:
         try:
-            collective(*args)
+            return collective(*arguments)
         except RuntimeError as error:
             raise RankLost(f"rank {self.rank} of {self.size} lost its group: {error}") from error
 

@@ -157,6 +157,7 @@ def test_transformers_layers_over_two_ranks_give_one_ranks_tokens(
     config = getattr(transformers, family)(
         vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(tmp_path)
     spec = {"model": str(tmp_path), "prompts": [[1, 2, 3], list(range(40))], "num_tokens": 12}
