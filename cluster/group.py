@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -16,13 +17,14 @@ from cluster.actor_process import ActorProcess, find_process
 from cluster.config import ReplicaConfig
 from cluster.node_watch import FarProcesses, NodeWatch, kill_process
 from cluster.rank_actor import RankActor, RankPlace
-from cluster.signs import PATIENCE, ProcessState, process_state, wait_for_silence
+from cluster.signs import PATIENCE, wait_for_silence
 from workers.channel.link import new_remote_endpoint
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest, RankLost
 from workers.model.rank_config import BlockCounts, RankConfig
 from workers.model.rendezvous import forget_rendezvous
+from workers.process_state import ProcessState, process_state
 
 logger = logging.getLogger("ray.serve")
 
@@ -147,7 +149,11 @@ class RankGroup:
         options: dict[str, object] = {"num_cpus": 1, "num_gpus": 1 if replica.device == "cuda" else 0}
         config = replace(self._config, tp_rank=rank, tp_size=replica.tensor_parallel_size)
         self._actors[rank] = actor.options(**options, **self._in_bundle(rank)).remote(
-            config, replica.model, replica.source
+            config,
+            replica.model,
+            replica.source,
+            ActorProcess(self._node_id, os.getpid()),
+            replica.rank_timeout_s,
         )
         return self._actors[rank]
 

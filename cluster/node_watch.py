@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import ray
 
-from cluster.signs import ProcessState, process_state
+from workers.process_state import ProcessState, process_state
 
 logger = logging.getLogger("ray.serve")
 

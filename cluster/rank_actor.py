@@ -5,6 +5,7 @@ Ray places and supervises; no Ray call is made per step. The actor belongs to it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,8 +13,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import psutil
 import ray
 
+from cluster.actor_process import ActorProcess
 from workers.calibration import measure_cost
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelSource, resolve_model
@@ -21,6 +24,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
 from workers.model.rendezvous import forget_rendezvous, is_of_one_host, new_rendezvous
+from workers.process_state import end_once_stopped
 
 if TYPE_CHECKING:
     from workers.model.rank import Rank
@@ -39,13 +43,31 @@ class RankPlace:
 class RankActor:
     """One of the ``tp_size`` ranks of a replica group."""
 
-    def __init__(self, config: RankConfig, model: str | None, source: ModelSource) -> None:
-        """Take what to load; ``model`` and ``source`` find it again on another host than the replica's."""
+    def __init__(
+        self,
+        config: RankConfig,
+        model: str | None,
+        source: ModelSource,
+        replica: ActorProcess,
+        replica_stop_s: float,
+    ) -> None:
+        """Take what to load, and begin to watch the replica, if this is rank 0, which runs on its node.
+
+        Args:
+            config: of this rank.
+            model: with ``source``: finds the model again on another host than the replica's.
+            source: see ``model``.
+            replica: is ended once it has been stopped for ``replica_stop_s``, while the group loads and later.
+            replica_stop_s: see ``replica``.
+        """
         os.environ.update(RANK_ENVIRONMENT)
         self._config = config
         self._model = model
         self._source = source
         self._rank: Rank | None = None
+        if config.tp_rank == 0 and replica.node_id == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(psutil.NoSuchProcess):  # Ray ends the actors of one that has ended
+                end_once_stopped(replica.pid, replica_stop_s)
 
     def place(self) -> RankPlace:
         """The node and the process, to be killed when the group must end at once."""

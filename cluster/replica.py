@@ -121,6 +121,7 @@ class Replica:
                 num_ranks=0 if config.scripted else config.tensor_parallel_size,
                 vocabulary_path=self._vocabulary_path,
                 step_endpoint=self._group.step_endpoint() if self._group is not None else None,
+                replica_stop_s=config.rank_timeout_s,
                 scripted_step_s=config.scripted_step_s,
             )
         )

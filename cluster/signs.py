@@ -10,25 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
 
-import psutil
+from workers.process_state import LOOK_S, ProcessState, StopCount, process_state
 
-_TICK_S = 0.1
 _ASK_TICKS = 2
 """Between an answer and the next question."""
 PATIENCE = 10
 """How much longer a process may be silent that is seen to run."""
-
-
-class ProcessState(Enum):
-    """What a system says of a process of its own."""
-
-    RUNS = "runs"
-    STOPPED = "is stopped"
-    ENDED = "has ended"
-    UNKNOWN = "runs elsewhere"
-    """Nobody can tell."""
 
 
 async def wait_for_silence(
@@ -46,14 +34,14 @@ async def wait_for_silence(
         timeout_s: for those of which nothing is known. A process that is seen to be stopped gets half of it.
     """
     asked = [asyncio.ensure_future(_settled(ask())) for ask in asks]
-    silent_ticks, idle_ticks, stopped_ticks = ([0] * len(asks) for _ in range(3))
+    silent_ticks, idle_ticks = ([0] * len(asks) for _ in range(2))
+    stops = [StopCount(timeout_s / 2) for _ in asks]
     try:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(LOOK_S)
             for index, ask in enumerate(asks):
                 state = looks[index]()
-                stopped_ticks[index] = stopped_ticks[index] + 1 if state == ProcessState.STOPPED else 0
-                if state == ProcessState.ENDED or stopped_ticks[index] * _TICK_S > timeout_s / 2:
+                if stops[index].add(state) or state == ProcessState.ENDED:
                     return index, state.value
                 if asked[index].done():
                     silent_ticks[index] = 0
@@ -62,7 +50,7 @@ async def wait_for_silence(
                         asked[index], idle_ticks[index] = asyncio.ensure_future(_settled(ask())), 0
                     continue
                 silent_ticks[index] += 1
-                silent_s = silent_ticks[index] * _TICK_S
+                silent_s = silent_ticks[index] * LOOK_S
                 if silent_s > timeout_s * (PATIENCE if state == ProcessState.RUNS else 1):
                     return index, f"has not answered for {silent_s:.1f} s"
     finally:
@@ -72,10 +60,11 @@ async def wait_for_silence(
 
 async def wait_until_stopped(pid: int, stopped_s: float) -> None:
     """Return once a process of this host has been stopped for ``stopped_s`` without a break, counted as above."""
-    stopped_ticks = 0
-    while stopped_ticks * _TICK_S <= stopped_s:
-        await asyncio.sleep(_TICK_S)
-        stopped_ticks = stopped_ticks + 1 if process_state(pid) == ProcessState.STOPPED else 0
+    count = StopCount(stopped_s)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if count.add(process_state(pid)):
+            return
 
 
 async def _settled(answer: Awaitable[object]) -> None:
@@ -84,20 +73,3 @@ async def _settled(answer: Awaitable[object]) -> None:
         await answer
     except Exception:  # noqa: BLE001 - see above
         return
-
-
-def process_state(pid: int) -> ProcessState:
-    """What is known of a process of this host."""
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return ProcessState.ENDED
-    except psutil.Error:
-        return ProcessState.UNKNOWN
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return ProcessState.ENDED
-    return (
-        ProcessState.STOPPED
-        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        else ProcessState.RUNS
-    )

@@ -2,7 +2,7 @@
 
 ``python -m workers.brain`` speaks over its standard input, a socket that ``brain_client`` made: the first
 message is a ``BrainConfig``, then come commands. Its end of file says that the replica is gone, and the brain
-follows. It sleeps while there is nothing to do.
+follows. A replica that is stopped it ends itself. It sleeps while there is nothing to do.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from workers.engine.plan import Executor
 from workers.engine.request import EngineRequest, FinishReason
 from workers.framing import FramedSocket
 from workers.grammar_thread import Compile, GrammarThread
+from workers.process_state import end_once_stopped
 from workers.scripted import ScriptedExecutor
 
 log = logging.getLogger("shoal.brain")
@@ -247,6 +248,8 @@ def main() -> int:
     threading.Thread(target=_end_orphan, args=(replica.fileno(),), daemon=True).start()
     try:
         config = _read_config(replica)
+        if config.replica_stop_s is not None:
+            end_once_stopped(os.getppid(), config.replica_stop_s)
         executor = make_executor(config)
         try:
             grammars = GrammarThread(partial(_load_grammars, config)) if config.vocabulary_path else None

@@ -43,6 +43,8 @@ class BrainConfig(msgspec.Struct, frozen=True):
     """0 runs a ``ScriptedExecutor`` in process."""
     step_endpoint: str | None = None
     """Where to listen for ranks (``workers.channel.link``); None lets the client choose one of this machine."""
+    replica_stop_s: float | None = None
+    """The replica's process is ended once it has been stopped for so long; None: never."""
     start_timeout_s: float = 600.0
     """For all ranks to connect."""
     vocabulary_path: str = ""

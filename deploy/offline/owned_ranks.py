@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from cluster.signs import ProcessState, process_state
 from workers.channel.executor import ChannelExecutor
 from workers.engine.errors import RankLost, ShoalError
 from workers.engine.plan import StepPlan, StepResult
 from workers.model.rendezvous import forget_rendezvous
+from workers.process_state import ProcessState, process_state
 
 _LOOK_S = 0.5
 """With no result for so long, processes are looked at. Two looks that see a rank stopped tell that it is lost: one

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cluster.node_watch import FarProcesses, kill_process
-from cluster.signs import ProcessState
+from workers.process_state import ProcessState
 
 
 class Watch:

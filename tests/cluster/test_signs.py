@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cluster.signs import ProcessState, process_state, wait_for_silence, wait_until_stopped
+from cluster.signs import wait_for_silence, wait_until_stopped
+from workers.process_state import ProcessState, process_state
 
 
 async def answer() -> None:

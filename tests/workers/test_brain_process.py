@@ -155,14 +155,13 @@ async def test_an_idle_brain_sleeps() -> None:
         assert pong == Pong(1.0, has_work=False, num_steps=5)
 
 
-def test_a_brain_ends_with_a_replica_that_is_killed() -> None:
-    source = """
+REPLICA = """
 import asyncio
 from workers.brain_client import BrainClient, BrainConfig
 from workers.engine.config import EngineConfig
 
 async def main():
-    brain = BrainClient(BrainConfig(EngineConfig(max_model_len=64, num_blocks=8), num_ranks=0))
+    brain = BrainClient(BrainConfig(EngineConfig(max_model_len=64, num_blocks=8), num_ranks=0, replica_stop_s=0.3))
     await brain.start()
     await brain.started()
     print(brain.pid, flush=True)
@@ -170,13 +169,22 @@ async def main():
 
 asyncio.run(main())
 """
-    replica = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+"""A replica that does nothing but have a brain, and tells its process id."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_brain_ends_with_a_replica_that_is_killed_or_stopped(number: signal.Signals) -> None:
+    replica = subprocess.Popen([sys.executable, "-c", REPLICA], stdout=subprocess.PIPE, text=True)
     assert replica.stdout is not None
     brain = psutil.Process(int(replica.stdout.readline()))
 
-    replica.kill()
-    replica.communicate()
+    replica.send_signal(number)
 
+    try:
+        assert replica.wait(10) == -signal.SIGKILL  # which the brain sends to one that is stopped
+    finally:
+        replica.kill()
+        replica.communicate()
     assert psutil.wait_procs([brain], timeout=10)[1] == []
 
 
