@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from workers.channel.executor import ChannelExecutor
+from workers.channel.link import LOOK_S
 from workers.engine.errors import RankLost, ShoalError
 from workers.engine.plan import StepPlan, StepResult
 from workers.model.rendezvous import forget_rendezvous
 from workers.process_state import ProcessState, process_state
 
-_LOOK_S = 0.5
-"""With no result for so long, processes are looked at. Two looks that see a rank stopped tell that it is lost: one
-alone may come amid the end of a stop that this process shared."""
+_STOPPED_LOOKS = 2
+"""So many that see a rank stopped tell that it is lost: one may come amid the end of a stop that all shared."""
 _REAP_S = 0.2
 """For a process that has hung up to be gone."""
 _CONNECT_S = 10.0
@@ -65,9 +65,9 @@ class OwnedRanks(ChannelExecutor):
         self._advice = "make another LLM and give it the prompts again"
 
     def launch(self, plan: StepPlan) -> None:
-        """See ``ChannelExecutor``."""
+        """See ``ChannelExecutor``; a rank that is stopped is lost, too."""
         with self._ending_all():
-            super().launch(plan)
+            self._send(plan, self._look)
 
     def collect(self, timeout_s: float | None = None) -> StepResult:
         """See ``ChannelExecutor``; a rank that is stopped is lost, too."""
@@ -108,9 +108,9 @@ class OwnedRanks(ChannelExecutor):
             raise RankLost(self._loss) from error
 
     def _hear_some(self, awaited: dict[Connection, int], heard: dict[int, object]) -> None:
-        """Take what has come within ``_LOOK_S`` of those that are awaited; see ``hear``."""
+        """Take what has come within ``LOOK_S`` of those that are awaited; see ``hear``."""
         ends = {process.sentinel: rank for rank, process in enumerate(self._processes)}
-        ready = multiprocessing.connection.wait([*awaited, *ends], _LOOK_S)
+        ready = multiprocessing.connection.wait([*awaited, *ends], LOOK_S)
         if not ready:
             self._look()
         for pipe, rank in awaited.items():
@@ -157,11 +157,11 @@ class OwnedRanks(ChannelExecutor):
             process.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _wait(self) -> bool:
-        """Sleep until there may be a result; False if nothing came for ``_LOOK_S``."""
+        """Sleep until there may be a result; False if nothing came for ``LOOK_S``."""
         poller = select.poll()  # takes descriptors of any number
         for fd in self.filenos():
             poller.register(fd, select.POLLIN)
-        return bool(poller.poll(_LOOK_S * 1000))
+        return bool(poller.poll(LOOK_S * 1000))
 
     def _look(self) -> None:
         for rank, process in enumerate(self._processes):
@@ -171,5 +171,5 @@ class OwnedRanks(ChannelExecutor):
                 self._stopped_looks[rank] = 0
                 continue
             self._stopped_looks[rank] = self._stopped_looks.get(rank, 0) + 1
-            if self._stopped_looks[rank] == 2:
+            if self._stopped_looks[rank] == _STOPPED_LOOKS:
                 raise RankLost(f"rank {rank} (process {process.pid}) is stopped")

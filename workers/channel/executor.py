@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,8 +27,8 @@ class ChannelExecutor:
         self._link.wait_for_ranks(timeout_s)
 
     def launch(self, plan: StepPlan) -> None:
-        """Send the plan to all ranks."""
-        self._link.broadcast(self._encoder.encode(plan))
+        """Send the plan to all ranks; wait where one leaves no room for it. Others see to one that hangs."""
+        self._send(plan)
 
     def collect(self, timeout_s: float | None = None) -> StepResult:
         """The result of the oldest plan launched and not yet collected.
@@ -54,6 +55,10 @@ class ChannelExecutor:
     def close(self) -> None:
         """Let the ranks go. Safe to call twice."""
         self._link.close()
+
+    def _send(self, plan: StepPlan, look: Callable[[], None] | None = None) -> None:
+        """See ``BrainLink.broadcast``."""
+        self._link.broadcast(self._encoder.encode(plan), look)
 
     def _receive(self, timeout_s: float | None) -> bool:
         payload = self._link.receive(timeout_s)

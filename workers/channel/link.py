@@ -14,9 +14,12 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 UNIX = "unix:"
+LOOK_S = 0.5
+"""Who waits for ranks that neither answer nor read looks at their processes so often."""
 
 
 class BrainLost(RuntimeError):
@@ -34,8 +37,11 @@ class BrainLink(Protocol):
         """
         ...
 
-    def broadcast(self, payload: bytes) -> None:
-        """Send to every rank; wait where a slow rank leaves no room.
+    def broadcast(self, payload: bytes, look: Callable[[], None] | None = None) -> None:
+        """Send to every rank; wait, as long as it takes, where a slow rank leaves no room.
+
+        Args:
+            look: called each ``LOOK_S`` in which no rank made any; raises to give up, and the link with it.
 
         Raises:
             RankLost: a rank is gone.

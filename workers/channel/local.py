@@ -13,8 +13,10 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
+from functools import partial
 
-from workers.channel.link import UNIX, BrainLost
+from workers.channel.link import LOOK_S, UNIX, BrainLost
 from workers.channel.ring import RingReader, RingWriter, new_counter, new_memory
 from workers.engine.errors import RankLost
 
@@ -43,7 +45,7 @@ class LocalBrainLink:
         self._credits = [new_counter() for _ in range(num_ranks)]
         self._result_doorbell, self._result_credit = new_counter(), new_counter()
         self._plan_fd, self._result_fd = new_memory(ring_bytes), new_memory(ring_bytes)
-        self._writer = RingWriter(self._plan_fd, self._doorbells, self._credits, self._wait_for_room)
+        self._writer = RingWriter(self._plan_fd, self._doorbells, self._credits)
         self._reader = RingReader(self._result_fd, self._result_doorbell, self._result_credit)
         self._events = select.epoll()
         self._events.register(self._result_doorbell, select.EPOLLIN)
@@ -76,9 +78,9 @@ class LocalBrainLink:
             guest.close()
         self._stop_listening()
 
-    def broadcast(self, payload: bytes) -> None:
+    def broadcast(self, payload: bytes, look: Callable[[], None] | None = None) -> None:
         """See ``BrainLink``."""
-        self._writer.write(payload)
+        self._writer.write(payload, partial(self._wait_for_room, look))
 
     def receive(self, timeout_s: float | None) -> bytes | None:
         """See ``BrainLink``."""
@@ -128,16 +130,24 @@ class LocalBrainLink:
         self._events.register(guest, select.EPOLLIN | select.EPOLLRDHUP)
         return int(rank)
 
-    def _wait_for_room(self) -> None:
-        """Sleep until a rank has read something."""
+    def _wait_for_room(self, look: Callable[[], None] | None) -> None:
+        """Sleep until a rank has read something, or for ``LOOK_S``.
+
+        Results are taken in meanwhile: rank 0 may wait for room itself, and reads no plan until it has some.
+        """
         poller = select.poll()
-        for fd in self._credits:
+        for fd in (*self._credits, self._result_doorbell):
             poller.register(fd, select.POLLIN)
         for peer in self._sockets.values():
             poller.register(peer, select.POLLIN)
-        for fd, _ in poller.poll():
-            if fd not in self._credits:
+        events = poller.poll(LOOK_S * 1000)
+        for fd, _ in events:
+            if fd == self._result_doorbell:
+                self._reader.pull()
+            elif fd not in self._credits:
                 raise RankLost(f"rank {self._rank_of(fd)} is gone")
+        if not events and look is not None:
+            look()
 
     def _rank_of(self, fd: int) -> int:
         return next(rank for rank, peer in self._sockets.items() if peer.fileno() == fd)
@@ -172,9 +182,7 @@ class LocalRankLink:
         self._writer: RingWriter | None = None
         if result_fds:
             result_fd, result_doorbell, self._result_credit = result_fds
-            self._writer = RingWriter(
-                result_fd, [result_doorbell], [self._result_credit], self._wait_for_room
-            )
+            self._writer = RingWriter(result_fd, [result_doorbell], [self._result_credit])
             self._counters += [result_doorbell, self._result_credit]
             os.close(result_fd)
         self._events = select.epoll()
@@ -194,7 +202,7 @@ class LocalRankLink:
     def send(self, payload: bytes) -> None:
         """See ``RankLink``."""
         assert self._writer is not None, "only rank 0 answers"
-        self._writer.write(payload)
+        self._writer.write(payload, self._wait_for_room)
 
     def filenos(self) -> tuple[int, ...]:
         """See ``RankLink``."""

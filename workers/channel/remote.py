@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -98,8 +98,8 @@ class RemoteBrainLink:
                 self._connected.add(message[0])
         self.broadcast(_HELLO)
 
-    def broadcast(self, payload: bytes) -> None:
-        """See ``BrainLink``."""
+    def broadcast(self, payload: bytes, look: Callable[[], None] | None = None) -> None:
+        """See ``BrainLink``. Never waits, and so never looks: what is not sent yet is kept, however much it is."""
         for name in self._names:
             self._send(name, payload)
 

@@ -38,31 +38,31 @@ def _take(counter: int) -> int:
 class RingWriter:
     """Publishes messages, each preceded by its length."""
 
-    def __init__(
-        self, memory_fd: int, doorbells: Sequence[int], credits: Sequence[int], wait: Callable[[], None]
-    ) -> None:
+    def __init__(self, memory_fd: int, doorbells: Sequence[int], credits: Sequence[int]) -> None:
         """Write to the memory behind ``memory_fd``, of which the ring keeps a mapping of its own.
 
         Args:
             doorbells: one counter for each reader.
             credits: one counter for each reader.
-            wait: called when the ring is full; returns when some credit may have come, raises to give up.
         """
         self._memory = mmap.mmap(memory_fd, 0)
         self._capacity = len(self._memory)
         self._doorbells = doorbells
         self._credits = credits
-        self._wait = wait
         self._written = 0
         self._consumed = [0] * len(doorbells)
 
-    def write(self, payload: bytes) -> None:
-        """Publish one message; wait for readers where it does not fit."""
+    def write(self, payload: bytes, wait: Callable[[], None]) -> None:
+        """Publish one message; wait for readers where it does not fit.
+
+        Args:
+            wait: called while the ring is full; returns when some credit may have come, raises to give up.
+        """
         rest = memoryview(len(payload).to_bytes(LENGTH_BYTES, "little") + payload)
         while rest:
             num_bytes = min(len(rest), self._room(len(rest)))
             if num_bytes == 0:
-                self._wait()
+                wait()
                 continue
             start = self._written % self._capacity
             until_end = min(num_bytes, self._capacity - start)
@@ -103,16 +103,16 @@ class RingReader:
     def read(self) -> bytes | None:
         """The next message, or None if it has not arrived whole. Never waits."""
         payload = self._pop()
-        if payload is None and self._pull():
+        if payload is None and self.pull():
             payload = self._pop()
         return payload
 
-    def close(self) -> None:
-        """Unmap the memory; the counters belong to the caller."""
-        self._memory.close()
+    def pull(self) -> int:
+        """Move what is published into a buffer of this process, which has no limit, and give the writer credit for it.
 
-    def _pull(self) -> int:
-        """Move what is published into the buffer and give the writer credit for it."""
+        Returns:
+            How many bytes came.
+        """
         num_bytes = _take(self._doorbell)
         if num_bytes:
             start = self._read % self._capacity
@@ -122,6 +122,10 @@ class RingReader:
             self._read += num_bytes
             os.eventfd_write(self._credit, num_bytes)
         return num_bytes
+
+    def close(self) -> None:
+        """Unmap the memory; the counters belong to the caller."""
+        self._memory.close()
 
     def _pop(self) -> bytes | None:
         """Cut one whole message off the buffer."""

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from workers.channel import ChannelExecutor
+from workers.channel.link import LOOK_S, listen
+from workers.channel.local import RING_BYTES
 from workers.engine.errors import RankLost
 
 RANK = """
@@ -82,6 +84,64 @@ def test_a_rank_that_is_stopped_is_not_lost_but_late(spawn: Spawn, make_plan, tm
     rank.send_signal(signal.SIGCONT)
     assert executor.collect(10.0).step_id == 0
     executor.close()
+
+
+def test_who_sends_looks_at_a_rank_that_leaves_no_room_and_may_give_up(spawn: Spawn, tmp_path: Path) -> None:
+    endpoint = f"unix:@{tmp_path}"
+    brain = listen(endpoint, 2)
+    ranks = [spawn(RANK, endpoint, str(rank)) for rank in range(2)]
+    brain.wait_for_ranks(60.0)
+    ranks[1].send_signal(signal.SIGSTOP)
+    started_s = time.monotonic()
+    looks_s: list[float] = []
+
+    def look() -> None:
+        looks_s.append(time.monotonic() - started_s)
+        if len(looks_s) == 2:
+            raise RankLost("given up")
+
+    with pytest.raises(RankLost, match="given up"):
+        brain.broadcast(bytes(3 * RING_BYTES), look)
+
+    assert 2 * LOOK_S <= looks_s[1] < 4 * LOOK_S + 1.0
+    brain.close()
+
+
+def test_a_rank_that_is_killed_while_it_leaves_no_room_is_lost_at_once(spawn: Spawn, tmp_path: Path) -> None:
+    endpoint = f"unix:@{tmp_path}"
+    brain = listen(endpoint, 2)
+    ranks = [spawn(RANK, endpoint, str(rank)) for rank in range(2)]
+    brain.wait_for_ranks(60.0)
+    ranks[1].send_signal(signal.SIGSTOP)
+    killed_s: list[float] = []
+
+    def kill() -> None:
+        killed_s.append(time.monotonic())
+        ranks[1].send_signal(signal.SIGKILL)
+
+    with pytest.raises(RankLost, match="rank 1 is gone"):
+        brain.broadcast(bytes(3 * RING_BYTES), kill)
+
+    assert time.monotonic() - killed_s[0] < 1.0
+    assert len(killed_s) == 1
+    brain.close()
+
+
+def test_over_zeromq_a_rank_that_reads_nothing_holds_nobody_up(spawn: Spawn, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/steps#key"
+    brain = listen(endpoint, 1)
+    rank = spawn(RANK, endpoint, "0")
+    brain.wait_for_ranks(60.0)
+    rank.send_signal(signal.SIGSTOP)
+
+    for _ in range(3):
+        brain.broadcast(bytes(64 * RING_BYTES))
+
+    assert brain.receive(0.1) is None
+    rank.send_signal(signal.SIGKILL)
+    with pytest.raises(RankLost, match="rank 0 is gone"):
+        brain.receive(10.0)
+    brain.close()
 
 
 def test_a_rank_ends_when_its_brain_is_killed(endpoint: str, spawn: Spawn) -> None:

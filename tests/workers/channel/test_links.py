@@ -43,6 +43,23 @@ def test_a_payload_longer_than_any_buffer_arrives_whole(make_group, threads: Thr
     assert all(future.result() == payload for future in received)
 
 
+def test_a_brain_and_a_rank_that_send_at_once_do_not_wait_for_each_other(
+    make_group, threads: ThreadPoolExecutor
+) -> None:
+    group = make_group(2)
+    payload = bytes(range(256)) * 20_000
+
+    def answer_then_read() -> bytes | None:
+        group.ranks[0].send(payload)
+        return group.ranks[0].receive(20.0)
+
+    received = [threads.submit(answer_then_read), threads.submit(group.ranks[1].receive, 20.0)]
+    group.brain.broadcast(payload)
+
+    assert group.brain.receive(20.0) == payload
+    assert all(future.result() == payload for future in received)
+
+
 def test_nothing_comes_in_time_gives_none(make_group) -> None:
     group = make_group(1)
 

@@ -29,9 +29,9 @@ def test_every_reader_reads_every_message_however_small_the_ring(
             while (message := reader.read()) is not None:
                 messages.append(message)
 
-    with closing(RingWriter(memory_fd, doorbells, credits, wait=read_all)) as writer:
+    with closing(RingWriter(memory_fd, doorbells, credits)) as writer:
         for payload, reads_now in zip(payloads, eager, strict=False):
-            writer.write(payload)
+            writer.write(payload, wait=read_all)
             if reads_now:
                 read_all()
         read_all()
@@ -48,10 +48,8 @@ def test_a_message_that_has_come_in_part_is_not_read_yet() -> None:
     reader = RingReader(memory_fd, doorbell, credit)
     seen: list[bytes | None] = []
 
-    with closing(
-        RingWriter(memory_fd, [doorbell], [credit], wait=lambda: seen.append(reader.read()))
-    ) as writer:
-        writer.write(b"x" * 40)
+    with closing(RingWriter(memory_fd, [doorbell], [credit])) as writer:
+        writer.write(b"x" * 40, wait=lambda: seen.append(reader.read()))
 
     assert seen == [None, None]
     assert reader.read() == b"x" * 40
