@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 from workers.channel.executor import ChannelExecutor
 from workers.channel.link import LOOK_S
@@ -29,7 +30,10 @@ _END_S = 10.0
 
 
 class OwnedRanks(ChannelExecutor):
-    """Runs plans on ranks whose processes it ends: with ``close``, or all at once when one is lost."""
+    """Runs plans on ranks whose processes it ends: with ``close``, or all at once when one is lost or nobody holds it.
+
+    The end of this process is such an end, too, unless it is killed: then ranks see to it themselves.
+    """
 
     def __init__(
         self, endpoint: str, num_ranks: int, processes: Sequence[BaseProcess], rendezvous: str
@@ -41,6 +45,8 @@ class OwnedRanks(ChannelExecutor):
         self._loss: str | None = None
         self._advice = "load the model again"
         self._stopped_looks: dict[int, int] = {}
+        # multiprocessing would end the daemons at exit, but knows no rendezvous. Forked children leave ours alone.
+        Finalize(self, _end, (processes, rendezvous), exitpriority=0)
 
     def hear(self, pipes: Sequence[Connection]) -> list[object]:
         """The next message of each rank, which it may take any time for; text is its error.
@@ -89,11 +95,7 @@ class OwnedRanks(ChannelExecutor):
     def kill(self) -> None:
         """End all ranks now. One may wait on its device for another that is gone."""
         super().close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-        forget_rendezvous(self._rendezvous)
+        _end(self._processes, self._rendezvous)
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:
@@ -173,3 +175,12 @@ class OwnedRanks(ChannelExecutor):
             self._stopped_looks[rank] = self._stopped_looks.get(rank, 0) + 1
             if self._stopped_looks[rank] == _STOPPED_LOOKS:
                 raise RankLost(f"rank {rank} (process {process.pid}) is stopped")
+
+
+def _end(processes: Sequence[BaseProcess], rendezvous: str) -> None:
+    """Leave neither processes nor their meeting place. Safe to call twice."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    forget_rendezvous(rendezvous)

@@ -234,7 +234,7 @@ def test_ranks_that_start_end_with_their_parent_and_leave_nothing(
     ranks = psutil.Process(parent.pid).children(recursive=True)
     assert len(ranks) >= 2
 
-    parent.kill()
+    parent.send_signal(number)
 
     _, told = parent.communicate()
     _, left = psutil.wait_procs(ranks, timeout=10)
