@@ -47,21 +47,21 @@ def plan_group(tensor_parallel_size: int, uses_gpu: bool, nodes: Sequence[NodeRe
         Infeasible: no choice of nodes holds the group, now or after waiting.
     """
     size = tensor_parallel_size
-    amounts = {"GPU": [int(node.num_gpus) for node in nodes]} if uses_gpu else {}
-    amounts["CPU"] = [int(node.num_cpus) for node in nodes]
-    for kind, amount in amounts.items():
-        if sum(amount) < size:
-            raise Infeasible(
-                f"a replica with --tensor-parallel-size {size} needs {size} {kind}s, the cluster has "
-                f"{sum(amount)} (at most {max(amount, default=0)} on one node): lower it or add nodes"
-            )
+    needs = f"a replica with --tensor-parallel-size {size} needs {size}"
+    cpus = [int(node.num_cpus) for node in nodes]
+    gpus = [int(node.num_gpus) for node in nodes]
+    if uses_gpu and sum(gpus) < size:
+        raise Infeasible(f"{needs} GPUs, the cluster has {_in_all(gpus)}: lower it or add nodes")
     # A rank takes one of each, on one node.
-    ranks = [min(counts) for counts in zip(*amounts.values(), strict=True)]
+    ranks = [min(counts) for counts in zip(gpus, cpus, strict=True)] if uses_gpu else cpus
     if sum(ranks) < size:
+        has = f"CPUs, the cluster has {_in_all(cpus)}"
+        if uses_gpu:
+            found = ", ".join(f"({node.num_gpus:g}, {node.num_cpus:g})" for node in nodes)
+            has = f"GPUs with a CPU each on their node, the nodes (GPUs, CPUs) have {found}"
         raise Infeasible(
-            f"a replica with --tensor-parallel-size {size} needs {size} GPUs with a CPU each on their node, the "
-            f"nodes (GPUs, CPUs) have {', '.join(f'({node.num_gpus:g}, {node.num_cpus:g})' for node in nodes)}: "
-            "start Ray there with more --num-cpus, or lower it"
+            f"{needs} {has}: start Ray there with more --num-cpus, which may be more than the cores, lower it "
+            "or add nodes"
         )
     return _placement(size, uses_gpu, max(ranks))
 
@@ -71,6 +71,10 @@ def place_on_nodes_to_come(
 ) -> GroupPlacement:
     """The same for nodes that an autoscaler may still have to add, each with room for ``ranks_per_node``."""
     return _placement(tensor_parallel_size, uses_gpu, ranks_per_node, worker_group)
+
+
+def _in_all(amounts: Sequence[int]) -> str:
+    return f"{sum(amounts)} (at most {max(amounts, default=0)} on one node)"
 
 
 def _placement(
