@@ -82,7 +82,9 @@ class OwnedRanks(ChannelExecutor):
             while not self.ready() and (deadline_s is None or time.monotonic() < deadline_s):
                 if not self._wait():
                     self._look()
-            return super().collect(0.0)
+            result = super().collect(0.0)
+            self._stopped_looks.clear()  # a stop is over: the next, however short, is another
+            return result
 
     def close(self) -> None:
         """Let the ranks go and wait for their end. Safe to call twice."""

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.signs import ProcessState, process_state
+from deploy.offline import owned_ranks
 from deploy.offline.owned_ranks import OwnedRanks
 from workers.channel import serve_steps
 from workers.channel.link import new_endpoint
@@ -73,6 +75,28 @@ def test_a_rank_that_is_lost_while_a_plan_is_sent_ends_all(
 
     assert time.monotonic() - started_s < 4.0
     assert not any(process.is_running() for process in processes)
+
+
+def test_a_rank_that_is_stopped_again_and_again_for_a_moment_is_not_lost(
+    ranks: OwnedRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[int] = []
+
+    def let_go_on(pid: int) -> ProcessState:
+        state = process_state(pid)
+        if state == ProcessState.STOPPED:
+            stops.append(pid)
+            os.kill(pid, signal.SIGCONT)
+        return state
+
+    monkeypatch.setattr(owned_ranks, "process_state", let_go_on)
+    pids = sorted(process.pid or 0 for process in multiprocessing.active_children())
+
+    for _ in range(2):
+        os.kill(pids[0], signal.SIGSTOP)
+        run(ranks, 0)
+
+    assert stops == [pids[0]] * 2
 
 
 PROGRAM = """
