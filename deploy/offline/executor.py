@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -106,6 +107,7 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
 
     It tells through ``pipe`` how many blocks it has room for, is told how many to take, and says when it is ready.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, args=(config.rendezvous,), daemon=True).start()
     if sys.platform == "linux":
         os.environ.update(LOOPBACK_ENVIRONMENT)

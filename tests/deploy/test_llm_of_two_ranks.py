@@ -154,6 +154,21 @@ def test_a_lost_rank_ends_all_ranks_and_the_run(
     llm.close()
 
 
+def test_ranks_leave_it_to_their_parent_what_an_interrupt_means() -> None:
+    llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
+    params = SamplingParams(**LENGTH, temperature=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    before = llm.generate(prompts, params, use_tqdm=False)
+
+    for rank in multiprocessing.active_children():  # as a terminal does
+        assert rank.pid is not None
+        os.kill(rank.pid, signal.SIGINT)
+    after = llm.generate(prompts, params, use_tqdm=False)
+
+    llm.close()
+    assert [one.outputs[0].token_ids for one in after] == [one.outputs[0].token_ids for one in before]
+
+
 def both_run(ranks: list[BaseProcess], _: Path) -> bool:
     return len(ranks) == 2
 
