@@ -66,7 +66,8 @@ class ReplicaConfig:
     stall_timeout_s: float = 60.0
     """Work is waiting and no step has ended for this long: the replica counts as stuck and is replaced."""
     rank_timeout_s: float = 1.0
-    """A rank's process that has not answered for this long is lost, and its group with it."""
+    """A rank's process that has not answered for this long is lost, and its group with it; so is a replica or a brain
+    that has been stopped for this long."""
     drain_timeout_s: float = 60.0
     """How long a replica that is being removed goes on with the requests it has."""
     stopping_file: Path | None = None

@@ -28,6 +28,8 @@ def node_environment(longest_stream_s: int = LONGEST_STREAM_S) -> dict[str, str]
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(longest_stream_s + 60),
         # by default load reaches the autoscaling policy every 10 s
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+        # by default one that has not answered three health checks gets its whole draining time, though it hears nothing
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # the replica actor claims no GPU and must still see those of its placement group
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Ray's default of 15 lets anything else on the machine go before

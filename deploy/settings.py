@@ -158,8 +158,8 @@ class ServeSettings(BaseSettings):
     what its largest step is expected to take."""
     rank_timeout_s: float = Field(1.0, gt=0)
     """A rank that has not answered for this long (its host is cut off) is lost with its group; so is one whose process
-    has been stopped for half as long, or whose engine's process has been for as long (by a debugger, too). One that
-    Ray has no process for after ten times as long is made anew."""
+    has been stopped for half as long, or whose replica's or engine's process has been for as long (by a debugger, too).
+    One that Ray has no process for after ten times as long is made anew."""
     drain_timeout_s: float = Field(60.0, ge=0)
     """Time for the requests of a replica that is taken away, before they go on elsewhere."""
     replica_wait_s: float = Field(120.0, gt=0)

@@ -9,6 +9,7 @@
 - {name: RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT, value: {{ index .Values.ray.ports.directHttp 1 | quote }}}
 - {name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S, value: "30"}
 - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "1"}
+- {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_worker_niceness, value: "0"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -136,23 +137,88 @@ def test_a_lost_rank_takes_its_group_along_and_is_replaced(
     served: ServedCluster, one_ranks_text: str, number: signal.Signals, victim: int
 ) -> None:
     assert answer(served) == one_ranks_text  # the group is up
-    ranks = sorted(served.processes("RankActor"), key=lambda process: process.pid)
-    group = [*ranks, *served.processes("workers.brain"), *served.processes("ServeReplica:model")]
-    assert len(group) == 4
+    group = processes_of_group(served)
     lost_s = time.monotonic()
 
-    ranks[victim].send_signal(number)
+    group[victim].send_signal(number)
 
-    left = wait_until_ended(group, DETECTED_S + HANDLED_S)
+    wait_until_group_is_gone(served, group)
     ended_s = time.monotonic() - lost_s
-    assert left == []
-    health = httpx.get(f"{served.url}/health")
-    assert health.json()["models"][served.model]["num_open_replicas"] == 0
     assert answer(served) == one_ranks_text  # waits for the replica that takes its place
     healed_s = time.monotonic() - lost_s
     print(
         f"{number.name} of rank process {victim}: group ended after {ended_s:.2f} s, answer {healed_s:.1f} s"
     )
+    assert_group_is_whole(served)
+
+
+@pytest.mark.parametrize("also", [(), ("workers.brain",)], ids=["alone", "with its brain"])
+def test_a_replica_that_is_stopped_takes_its_group_along_and_its_stream_goes_on(
+    served: ServedCluster, one_ranks_text: str, also: tuple[str, ...]
+) -> None:
+    """Its brain sees it, and its rank 0: one of them is enough."""
+    assert answer(served) == one_ranks_text  # the group is up
+    group = processes_of_group(served)
+    victims = [one for word in ("ServeReplica:model", *also) for one in served.processes(word)]
+    text = ""
+    for piece in pieces(served):
+        if not text:
+            lost_s = time.monotonic()
+
+            for victim in victims:
+                victim.send_signal(signal.SIGSTOP)
+
+            wait_until_group_is_gone(served, group)
+            print(f"SIGSTOP of a replica, {also}: group ended after {time.monotonic() - lost_s:.2f} s")
+        text += piece
+
+    assert text == one_ranks_text
+    print(f"its stream ended after {time.monotonic() - lost_s:.1f} s")
+    assert_group_is_whole(served)
+
+
+def test_a_group_that_is_stopped_as_a_whole_is_replaced_by_serve(
+    served: ServedCluster, one_ranks_text: str
+) -> None:
+    """Nobody inside can act: three health checks of 10 s are missed, and Ray sends SIGKILL 5 s later."""
+    assert answer(served) == one_ranks_text  # the group is up
+    group = processes_of_group(served)
+    stopped_s = time.monotonic()
+
+    for process in group:
+        process.send_signal(signal.SIGSTOP)
+
+    assert wait_until_ended(group, 55) == []
+    print(f"SIGSTOP of a whole group: ended after {time.monotonic() - stopped_s:.1f} s")
+    assert answer(served) == one_ranks_text
+    print(f"next answer after {time.monotonic() - stopped_s:.1f} s")
+    assert_group_is_whole(served)
+
+
+def pieces(served: ServedCluster) -> Iterator[str]:
+    """The text of ``answer`` as it comes."""
+    body = {"model": served.model, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield from (choice["text"] for choice in json.loads(line[6:])["choices"])
+
+
+def processes_of_group(served: ServedCluster) -> list[psutil.Process]:
+    """Ranks first."""
+    ranks = sorted(served.processes("RankActor"), key=lambda process: process.pid)
+    group = [*ranks, *served.processes("workers.brain"), *served.processes("ServeReplica:model")]
+    assert len(group) == 4
+    return group
+
+
+def wait_until_group_is_gone(served: ServedCluster, group: list[psutil.Process]) -> None:
+    assert wait_until_ended(group, DETECTED_S + HANDLED_S) == []
+    health = httpx.get(f"{served.url}/health")
+    assert health.json()["models"][served.model]["num_open_replicas"] == 0
+
+
+def assert_group_is_whole(served: ServedCluster) -> None:
     assert len(served.processes("RankActor")) == 2
     assert len(served.processes("workers.brain")) == 1
     meeting_places = list(served.runtime.folder.glob("shoal-rendezvous-*"))
