@@ -64,8 +64,9 @@ def served(start_cluster: Callable[..., ServedCluster], one_ranks_text: str) -> 
     assert found.runtime.processes() == []
 
 
-def test_a_rank_that_is_stopped_while_it_loads_takes_its_group_along(
-    start_cluster: Callable[..., ServedCluster], one_ranks_text: str
+@pytest.mark.parametrize("word", ["RankActor", "ServeReplica:model"])
+def test_one_that_is_stopped_while_its_group_loads_takes_the_group_along(
+    start_cluster: Callable[..., ServedCluster], one_ranks_text: str, word: str
 ) -> None:
     starting = start_cluster(*FLAGS, "--tensor-parallel-size", "2")
     deadline_s = time.monotonic() + 170
@@ -76,10 +77,10 @@ def test_a_rank_that_is_stopped_while_it_loads_takes_its_group_along(
     assert len(ranks) == 2
     lost_s = time.monotonic()
 
-    max(ranks, key=lambda process: process.pid).send_signal(signal.SIGSTOP)
+    max(starting.processes(word), key=lambda process: process.pid).send_signal(signal.SIGSTOP)
 
     assert wait_until_ended(ranks, DETECTED_S + HANDLED_S) == []
-    print(f"SIGSTOP of a rank that loads: group ended after {time.monotonic() - lost_s:.2f} s")
+    print(f"SIGSTOP of {word} amid the load: group ended after {time.monotonic() - lost_s:.2f} s")
     starting.wait_until_up()
     assert answer(starting) == one_ranks_text
     assert starting.stop() == 0
@@ -180,7 +181,7 @@ def test_a_replica_that_is_stopped_takes_its_group_along_and_its_stream_goes_on(
 def test_a_group_that_is_stopped_as_a_whole_is_replaced_by_serve(
     served: ServedCluster, one_ranks_text: str
 ) -> None:
-    """Nobody inside can act: three health checks of 10 s are missed, and Ray sends SIGKILL 5 s later."""
+    """Nobody inside can act: Serve misses three health checks of 10 s and does not wait for it to drain."""
     assert answer(served) == one_ranks_text  # the group is up
     group = processes_of_group(served)
     stopped_s = time.monotonic()
