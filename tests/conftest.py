@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from deploy.settings import ServeSettings
 from workers.checkpoint.source import ModelFiles, resolve_model
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Under nohup it is ignored, here and in all processes that tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long one example takes is a matter of what else the machine does.
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
