@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from workers.engine.plan import BlockCopy, StepPlan
+from workers.model.batched_copy import batched_copy
 from workers.model.block_copies import HostBlocks, allocate_host
-from workers.model.cuda_block_copies import CudaBlockCopies
+from workers.model.cuda_block_copies import CudaBlockCopies, Mover
 
 _TOTAL_BYTES = 1 << 30
 
@@ -20,7 +21,7 @@ class CopyRate:
 
     block_kib: int
     way: str
-    """"engine": copy engines; "kernel"."""
+    """"batch": copy engines, one call for all; "engine": one for each run of neighbours; "kernel"."""
     out: float
     into: float
     both: float
@@ -29,7 +30,7 @@ class CopyRate:
 
 
 def measure_copy_rates(block_bytes: int, num_blocks: int | None = None, repeats: int = 3) -> list[CopyRate]:
-    """Best of ``repeats`` over blocks in random order on both sides, by copy engine and by kernel."""
+    """Best of ``repeats`` over blocks in random order on both sides, by each way that is there."""
     count = num_blocks or min(4096, _TOTAL_BYTES // block_bytes)
     kv = torch.zeros(2 * count, block_bytes // 2, dtype=torch.bfloat16, device="cuda")
     memory = allocate_host(2 * count, kv)
@@ -38,10 +39,11 @@ def measure_copy_rates(block_bytes: int, num_blocks: int | None = None, repeats:
     outs = [BlockCopy(d, h, 1) for d, h in zip(device[:count], host[:count], strict=True)]
     ins = [BlockCopy(d, h, 1) for d, h in zip(device[count:], host[count:], strict=True)]
     rates = []
-    for way, kernel_bytes in (("engine", 0), ("kernel", block_bytes)):
+    movers: tuple[Mover, ...] = ("engine", "kernel")
+    for way in movers if batched_copy() is None else (*movers, "batch"):
         blocks = HostBlocks(memory, has_checksums=False)
         blocks.write(ins)
-        copies = CudaBlockCopies(kv, blocks, kernel_bytes)
+        copies = CudaBlockCopies(kv, blocks, way)
         launch_s = 0.0
 
         def timed(swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies: CudaBlockCopies) -> float:

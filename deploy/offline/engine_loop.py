@@ -73,7 +73,8 @@ class EngineLoop:
         with tqdm(total=num_prompts, desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             told: Sequence[TokenOutput] = ()
             while self._collectors:
-                while (plan := engine.plan(time.monotonic())) is not None:
+                # With all requests ended there is nothing to launch but a wait for copies to the host tier.
+                while engine.has_requests and (plan := engine.plan(time.monotonic())) is not None:
                     executor.launch(plan)
                 for token_output in told:  # not before: the ranks have their next plan now
                     if self._take(token_output) and use_tqdm:
@@ -82,7 +83,7 @@ class EngineLoop:
                         bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
                         bar.update(1)
                 told = engine.apply(executor.collect(), time.monotonic()) if engine.num_launched else ()
-        # Copies to the host tier may go on: nobody waits for them.
+        # Copies to the host tier go on.
         self._collect_launched()
 
     def withdraw(self) -> None:

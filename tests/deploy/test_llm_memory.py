@@ -34,6 +34,20 @@ def test_prompts_beyond_the_memory_yield_what_they_would_have_with_enough() -> N
     assert load.num_swap_preemptions > 0
 
 
+def test_the_last_tokens_wait_for_no_copies_to_the_host() -> None:
+    """A copy takes minutes here: whoever waits for one sleeps, which is refused."""
+    llm = make_llm(max_model_len=128, num_gpu_blocks_override=20, swap_space=0.01)
+    copies = llm._loop.executor._copies  # type: ignore[attr-defined]
+    copies._bytes_per_s, copies._sleep = 1.0, lambda _: pytest.fail("generate waits for copies")
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, detokenize=False)
+
+    for number in range(6):
+        llm.generate([[100 + 90 * number + i for i in range(90)]], params, use_tqdm=False)
+
+    assert llm._loop.engine.has_work, "copies are under way"
+    llm.close()
+
+
 def test_a_context_that_the_blocks_do_not_hold_is_refused_or_said_to_be_cut(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -58,6 +58,11 @@ class Engine:
         return bool(self._requests or self._launched or self._scheduler.cache.host.has_copies)
 
     @property
+    def has_requests(self) -> bool:
+        """True while a request has not ended, or a launched step is not applied: a plan may be more than a wait."""
+        return bool(self._requests or self._launched)
+
+    @property
     def cost(self) -> CostModel:
         """What steps and copies cost here, as measured so far."""
         return self._fit.cost

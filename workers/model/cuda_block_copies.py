@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.block_copy import copy_blocks
 from workers.engine.plan import BlockCopy, StepPlan
+from workers.model.batched_copy import batched_copy
 from workers.model.block_copies import Agree, CopyReport, HostBlocks
 
-_KERNEL_BYTES = 512 << 10
-"""Blocks up to this size are moved by the kernel. On an H200 at 256 / 512 / 2048 KiB it reaches 47 / 49 / 50 GB/s one
-way, the copy engines 29 / 41 / 51; those leave the multiprocessors to the steps."""
+Mover = Literal["batch", "kernel", "engine"]
+"""All blocks by one call of the copy engines, by a kernel, or by a call for each run."""
+_KERNEL_BYTES, _KERNEL_BYTES_WITHOUT_BATCH = 32 << 10, 512 << 10
+"""Blocks up to this size are moved by the kernel; the copy engines leave the multiprocessors to the steps. One way, at
+64 / 256 / 512 / 2048 KiB, an H200 copies 35 / 51 / 53 / 55 GB/s by one call, 9 / 32 / 40 / 50 by a call each and
+34 / 45 / 47 / 49 by the kernel."""
 _TURN = 16
 """Blocks queued in one direction before the other's turn."""
 
@@ -48,22 +53,21 @@ class CudaBlockCopies:
     """Queues copies and says which are done. The same face as ``BlockCopies``."""
 
     def __init__(
-        self, kv_cache: Tensor, host: HostBlocks, kernel_bytes: int = _KERNEL_BYTES, agree: Agree = list
+        self, kv_cache: Tensor, host: HostBlocks, mover: Mover | None = None, agree: Agree = list
     ) -> None:
         """Copy between ``kv_cache`` on a device and ``host`` in pinned memory.
 
         Args:
             kv_cache: [num_blocks, ...].
             host: the other tier.
-            kernel_bytes: blocks up to this size are moved by a kernel.
+            mover: what moves the blocks; None: what is best for their size.
             agree: see ``BlockCopies``.
         """
         self._agree = agree
         self._kv_cache = kv_cache
         self._host = host
         self._device = kv_cache.device
-        self._block_bytes = kv_cache[0].numel() * kv_cache.itemsize
-        self._uses_kernel = self._block_bytes <= kernel_bytes and self._block_bytes % 8 == 0
+        self._mover = mover or _best_mover(kv_cache[0].numel() * kv_cache.itemsize)
         self._out_stream, self._in_stream = (torch.cuda.Stream(self._device) for _ in range(2))
         self._batches: deque[_Batch] = deque()
         self._reached = torch.cuda.Event()
@@ -85,7 +89,7 @@ class CudaBlockCopies:
     def queue(self, plan: StepPlan) -> None:
         """Queue the plan's copies, after its step is launched: that reads and writes none of their blocks.
 
-        Queueing takes the host some 10 us a block, for which the step need not wait.
+        Queueing takes the host time for each block, for which the step need not wait.
         """
         self._queued = plan.step_id
         if not plan.swap_out and not plan.swap_in:
@@ -96,15 +100,14 @@ class CudaBlockCopies:
             self._start(copies, stream)
             for copies, stream in ((plan.swap_out, self._out_stream), (intact, self._in_stream))
         ]
-        # By turns, so that neither direction waits until the other's copies are queued.
-        for start in range(0, max(len(plan.swap_out), len(intact)), _TURN):
-            end = start + _TURN if not self._uses_kernel else None
-            with torch.cuda.stream(self._out_stream):
-                self._copy_out(plan.swap_out[start:end])
-            with torch.cuda.stream(self._in_stream):
-                self._copy_in(intact[start:end])
-            if self._uses_kernel:
-                break
+        device, host = self._kv_cache, self._host.memory
+        outs = [(copy.device, copy.host) for copy in plan.swap_out]
+        ins = [(copy.host, copy.device) for copy in intact]
+        # A call a block by turns, so that neither direction waits until the other's copies are queued.
+        turn = _TURN if self._mover == "engine" else max(len(outs), len(ins), 1)
+        for start in range(0, max(len(outs), len(ins)), turn):
+            self._move(device, host, outs[start : start + turn], self._out_stream)
+            self._move(host, device, ins[start : start + turn], self._in_stream)
         for way, stream in zip(ways, (self._out_stream, self._in_stream), strict=True):
             way.ended.record(stream)
         ways = [way for way in ways if way.copies]
@@ -144,41 +147,38 @@ class CudaBlockCopies:
         started.record(stream)
         return _Way(copies, started, ended)
 
-    def _copy_out(self, copies: Sequence[BlockCopy]) -> None:
-        device, host = self._kv_cache, self._host.memory
-        if not copies:
+    def _move(
+        self, source: Tensor, target: Tensor, pairs: list[tuple[int, int]], stream: torch.cuda.Stream
+    ) -> None:
+        if not pairs:
             return
-        if self._uses_kernel:
-            copy_blocks(device, host, self._pairs([(copy.device, copy.host) for copy in copies]))
+        if self._mover == "batch":
+            move = batched_copy()
+            assert move is not None, "chosen where it is there"
+            move(source, target, pairs, stream.cuda_stream)
             return
-        for first, count in _runs(copies):
-            source = device[first.device : first.device + count]
-            host[first.host : first.host + count].copy_(source, non_blocking=True)
-
-    def _copy_in(self, copies: Sequence[BlockCopy]) -> None:
-        device, host = self._kv_cache, self._host.memory
-        if not copies:
-            return
-        if self._uses_kernel:
-            copy_blocks(host, device, self._pairs([(copy.host, copy.device) for copy in copies]))
-            return
-        for first, count in _runs(copies):
-            source = host[first.host : first.host + count]
-            device[first.device : first.device + count].copy_(source, non_blocking=True)
-
-    def _pairs(self, pairs: list[tuple[int, int]]) -> Tensor:
-        return torch.tensor(pairs, dtype=torch.int32).pin_memory().to(self._device, non_blocking=True)
+        with torch.cuda.stream(stream):
+            if self._mover == "kernel":
+                on_device = torch.tensor(pairs, dtype=torch.int32).pin_memory()
+                copy_blocks(source, target, on_device.to(self._device, non_blocking=True))
+                return
+            for first, second, count in _runs(pairs):
+                target[second : second + count].copy_(source[first : first + count], non_blocking=True)
 
 
-def _runs(copies: Sequence[BlockCopy]) -> Iterator[tuple[BlockCopy, int]]:
-    """The first copy and the length of each run of neighbours on both sides."""
+def _best_mover(block_bytes: int) -> Mover:
+    has_batch = batched_copy() is not None
+    if block_bytes % 8 == 0 and block_bytes <= (_KERNEL_BYTES if has_batch else _KERNEL_BYTES_WITHOUT_BATCH):
+        return "kernel"
+    return "batch" if has_batch else "engine"
+
+
+def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Each run of neighbours on both sides: where it begins on each, and its length."""
     start = 0
-    for index in range(1, len(copies) + 1):
-        first, length = copies[start], index - start
-        if (
-            index == len(copies)
-            or copies[index].device != first.device + length
-            or copies[index].host != first.host + length
-        ):
-            yield first, length
+    for index in range(1, len(pairs) + 1):
+        first, second = pairs[start]
+        length = index - start
+        if index == len(pairs) or pairs[index] != (first + length, second + length):
+            yield first, second, length
             start = index

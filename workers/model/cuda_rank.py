@@ -156,14 +156,15 @@ class CudaRank(Rank):
         assert self._queue, "collect follows launch"
         step = self._queue.popleft()
         step.done.synchronize()
-        return step.result(self._report_copies(step.plan))
+        return step.result(self._report_copies(step.plan, has_later=bool(self._queue)))
 
     def ready(self) -> bool:
         """See ``Executor``."""
         if not self._queue:
             return False
         oldest = self._queue[0]
-        if oldest.plan.awaits_copies and self._copies is not None and not self._copies.is_idle():
+        awaits_copies = oldest.plan.awaits_copies and len(self._queue) == 1
+        if awaits_copies and self._copies is not None and not self._copies.is_idle():
             return False
         return (oldest.deferred is None or oldest.deferred.token_ids is not None) and oldest.done.query()
 

@@ -253,7 +253,7 @@ class Rank:
         assert self._launched, "collect follows launch"
         plan = self._launched.popleft()
         launched = self._run(plan, self._late_masks_for(plan))
-        copies = self._report_copies(launched.plan)
+        copies = self._report_copies(launched.plan, has_later=bool(self._launched))
         return StepResult(
             step_id=launched.plan.step_id,
             token_ids=launched.token_ids.tolist(),
@@ -346,8 +346,8 @@ class Rank:
         self._group.all_agree([True])  # connects the ranks now, not under load
         return self._group.all_agree
 
-    def _report_copies(self, plan: StepPlan) -> CopyReport:
-        """Which copies are done; a plan that awaits them waits for all.
+    def _report_copies(self, plan: StepPlan, has_later: bool) -> CopyReport:
+        """Which copies are done; a plan that awaits them waits for all, but for none if a later one is launched.
 
         Raises:
             RuntimeError: ranks do not agree, and a copy went wrong on one that the brain does not hear: the group
@@ -355,7 +355,7 @@ class Rank:
         """
         if self._copies is None:
             return CopyReport()
-        report = self._copies.report(waits=plan.awaits_copies)
+        report = self._copies.report(waits=plan.awaits_copies and not has_later)
         if report.corrupt_blocks and self.config.tp_rank != 0 and not self.config.kv_checksum:
             raise RuntimeError(f"blocks {report.corrupt_blocks} came back from the host corrupted")
         return report

@@ -15,7 +15,7 @@ from workers.engine.engine import Engine
 from workers.engine.plan import BlockCopy, StepPlan
 from workers.engine.request import ChoiceParams, EngineRequest
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
-from workers.model.cuda_block_copies import CudaBlockCopies
+from workers.model.cuda_block_copies import CudaBlockCopies, Mover
 from workers.model.rank import Rank
 
 CONFIG = ModelConfig("llama", 64, 96, 2, 4, 2, head_dim=16, vocab_size=500, max_position_embeddings=256)
@@ -24,8 +24,9 @@ LARGE_BLOCKS = replace(CONFIG, num_layers=12, num_kv_heads=4, head_dim=128)
 NUM_HOST_BLOCKS = 40
 
 
-def make_plan(step_id: int, swap_out=(), swap_in=()) -> StepPlan:
-    return StepPlan(step_id, [], [], [], [], [], [], list(swap_out), list(swap_in))
+def make_plan(step_id: int, swap_out=(), swap_in=(), awaits_copies: bool = False) -> StepPlan:
+    copies = (list(swap_out), list(swap_in))
+    return StepPlan(step_id, [], [], [], [], [], [], *copies, awaits_copies=awaits_copies)
 
 
 class Crowd:
@@ -198,18 +199,31 @@ def test_a_slow_link_says_later_that_it_is_done() -> None:
     assert (report.copied, report.num_blocks, now_s[0]) == (1, 1, 3.0)
 
 
+def test_a_plan_that_awaits_copies_holds_up_none_behind_it(make_rank) -> None:
+    rank: Rank = Crowd(make_rank, num_blocks=17).rank
+    rank._copies = BlockCopies(rank._kv_cache, rank._copies._host, 1.0, lambda: 0.0, sleep=pytest.fail)
+    rank.launch(make_plan(0, swap_out=[BlockCopy(0, 0, 1)]))
+    rank.collect()
+    rank.launch(make_plan(1, awaits_copies=True))
+    rank.launch(make_plan(2))
+
+    results = [rank.collect(), rank.collect()]
+
+    assert [(result.step_id, result.copied) for result in results] == [(1, -1), (2, -1)]
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("kernel_bytes", [0, 1 << 20])
-def test_copies_on_a_gpu_bring_back_what_they_took(kernel_bytes: int) -> None:
+@pytest.mark.parametrize("mover", ["batch", "kernel", "engine", None])
+def test_copies_on_a_gpu_bring_back_what_they_took(mover: Mover | None) -> None:
     with torch.inference_mode():  # as ranks allocate
         kv = torch.randn(40, 3, 1000, device="cuda")
         host = HostBlocks(allocate_host(30, kv), has_checksums=True)
     before = kv.clone()
-    copies = CudaBlockCopies(kv, host, kernel_bytes)
+    copies = CudaBlockCopies(kv, host, mover)
     outs = [BlockCopy(device, (7 * device) % 30, 1) for device in range(20)]
     first = make_plan(0, swap_out=outs)
     copies.begin(first)
