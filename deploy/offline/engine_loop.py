@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.constraint import Matcher
 from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
-from workers.engine.errors import InvalidRequest, ShoalError
+from workers.engine.errors import InvalidRequest, RankLost, ShoalError
 from workers.engine.outputs import Load, TokenOutput
 from workers.engine.plan import Executor
 from workers.engine.request import EngineRequest
@@ -91,7 +92,8 @@ class EngineLoop:
         for request_id in list(self._collectors):
             self.engine.abort(request_id)
         self._collectors.clear()
-        self._collect_launched()
+        with contextlib.suppress(RankLost):  # as whatever asks something of the ranks next will say, too
+            self._collect_launched()
 
     def restart(self, **fields: Any) -> None:
         """Begin anew with an empty engine on the same ranks; ``fields`` of ``EngineConfig`` differ."""

@@ -8,10 +8,12 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 
+from deploy.offline.held_interrupts import HeldInterrupts, interrupts_held
 from workers.channel.executor import ChannelExecutor
 from workers.channel.link import LOOK_S
 from workers.engine.errors import RankLost, ShoalError
@@ -33,6 +35,7 @@ class OwnedRanks(ChannelExecutor):
     """Runs plans on ranks whose processes it ends: with ``close``, or all at once when one is lost or nobody holds it.
 
     The end of this process is such an end, too, unless it is killed: then ranks see to it themselves.
+    Ctrl-C ends them where it has cut a plan off, since the next would be read as the rest of it.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class OwnedRanks(ChannelExecutor):
         super().__init__(endpoint, num_ranks)
         self._processes = processes
         self._rendezvous = rendezvous
+        self._num_owed = 0  # results of plans that all ranks have
         self._loss: str | None = None
         self._advice = "load the model again"
         self._stopped_looks: dict[int, int] = {}
@@ -71,17 +75,40 @@ class OwnedRanks(ChannelExecutor):
         self._advice = "make another LLM and give it the prompts again"
 
     def launch(self, plan: StepPlan) -> None:
-        """See ``ChannelExecutor``; a rank that is stopped is lost, too."""
-        with self._ending_all():
-            self._send(plan, self._look)
+        """See ``ChannelExecutor``; a rank that is stopped is lost, too.
+
+        Ctrl-C strikes when all ranks have the plan. Where they leave no room for ``LOOK_S`` it strikes amid it,
+        and ends them, as does any other exception from a signal's handler.
+        """
+        with interrupts_held() as held, self._ending_all():
+            try:
+                self._send(plan, partial(self._look_for_a_reason, held))
+            except RankLost:
+                raise
+            except BaseException as error:
+                self._end_all(f"the sending of a plan was cut off by {type(error).__name__}")
+                raise
+            self._num_owed += 1
+
+    def ready(self) -> bool:
+        """See ``ChannelExecutor``; Ctrl-C takes nothing of a result."""
+        with interrupts_held():
+            return super().ready()
 
     def collect(self, timeout_s: float | None = None) -> StepResult:
-        """See ``ChannelExecutor``; a rank that is stopped is lost, too."""
+        """See ``ChannelExecutor``; a rank that is stopped is lost, too.
+
+        Ctrl-C while it waits changes nothing. If one came before a plan was sent, its result is not waited for:
+        all ranks are ended.
+        """
         with self._ending_all():
+            if not self._num_owed:
+                raise RankLost("a result was asked for of a plan that an interrupt kept from the ranks")
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             while not self.ready() and (deadline_s is None or time.monotonic() < deadline_s):
                 if not self._wait():
                     self._look()
+            self._num_owed -= 1  # first: one owed too many would be waited for in vain
             result = super().collect(0.0)
             self._stopped_looks.clear()  # a stop is over: the next, however short, is another
             return result
@@ -106,10 +133,13 @@ class OwnedRanks(ChannelExecutor):
         try:
             yield
         except RankLost as error:
-            what = self._first_ended() or str(error)
-            self._loss = f"{what}; all {len(self._processes)} ranks were ended: {self._advice}"
-            self.kill()
-            raise RankLost(self._loss) from error
+            raise RankLost(self._end_all(self._first_ended() or str(error))) from error
+
+    def _end_all(self, why: str) -> str:
+        """End all ranks, and say so to whoever wants something of them from now on."""
+        self._loss = f"{why}; all {len(self._processes)} ranks were ended: {self._advice}"
+        self.kill()
+        return self._loss
 
     def _hear_some(self, awaited: dict[Connection, int], heard: dict[int, object]) -> None:
         """Take what has come within ``LOOK_S`` of those that are awaited; see ``hear``."""
@@ -166,6 +196,11 @@ class OwnedRanks(ChannelExecutor):
         for fd in self.filenos():
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(LOOK_S * 1000))
+
+    def _look_for_a_reason(self, held: HeldInterrupts) -> None:
+        """Raise if there is a reason to wait for room no longer."""
+        held.strike()
+        self._look()
 
     def _look(self) -> None:
         for rank, process in enumerate(self._processes):

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deploy.offline.owned_ranks import OwnedRanks
 from shoal import LLM, BeamSearchParams, SamplingParams
 from workers.engine.errors import RankLost
 from workers.engine.request import ChoiceParams, EngineRequest
@@ -168,6 +169,51 @@ def test_ranks_leave_it_to_their_parent_what_an_interrupt_means() -> None:
 
     llm.close()
     assert [one.outputs[0].token_ids for one in after] == [one.outputs[0].token_ids for one in before]
+
+
+def test_an_interrupt_while_ranks_compute_leaves_the_llm_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
+    params = SamplingParams(**LENGTH, temperature=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    before = llm.generate(prompts, params, use_tqdm=False)
+    wait, waits = OwnedRanks._wait, iter([True])
+
+    def interrupted_once(ranks: OwnedRanks) -> bool:
+        if next(waits, False):
+            raise KeyboardInterrupt
+        return wait(ranks)
+
+    monkeypatch.setattr(OwnedRanks, "_wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, params, use_tqdm=False)
+    after = llm.generate(prompts, params, use_tqdm=False)
+
+    llm.close()
+    assert [one.outputs[0].token_ids for one in after] == [one.outputs[0].token_ids for one in before]
+
+
+@pytest.mark.parametrize("name", ["launch", "_send"], ids=["before a plan is sent", "amid a plan"])
+def test_an_interrupt_that_keeps_a_plan_from_ranks_ends_them_and_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
+    ranks = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnedRanks, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(**LENGTH), use_tqdm=False)
+
+    assert len(ranks) == 2
+    assert not any(rank.is_running() for rank in ranks)
+    with pytest.raises(
+        RankLost, match="all 2 ranks were ended: make another LLM and give it the prompts again"
+    ):
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(**LENGTH), use_tqdm=False)
+    llm.close()
 
 
 def both_run(ranks: list[BaseProcess], _: Path) -> bool:

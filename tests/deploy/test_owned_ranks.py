@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from cluster.signs import ProcessState, process_state
 from deploy.offline import owned_ranks
 from deploy.offline.owned_ranks import OwnedRanks
-from workers.channel import serve_steps
+from workers.channel import local, serve_steps
 from workers.channel.link import new_endpoint
 from workers.channel.local import RING_BYTES
 from workers.engine.errors import RankLost
@@ -26,15 +27,28 @@ from workers.engine.plan import StepPlan
 from workers.scripted import ScriptedExecutor
 
 
-def run_rank(endpoint: str, rank: int) -> None:
-    serve_steps(ScriptedExecutor(), endpoint, rank)
+class WaitingExecutor(ScriptedExecutor):
+    """Begins no plan, and its rank reads none, until ``may_compute`` is set."""
+
+    def __init__(self, may_compute: Event) -> None:
+        super().__init__()
+        self._may_compute = may_compute
+
+    def launch(self, plan: StepPlan) -> None:
+        self._may_compute.wait()
+        super().launch(plan)
 
 
-def start_ranks(folder: str, rendezvous: str) -> OwnedRanks:
+def run_rank(endpoint: str, rank: int, may_compute: Event | None) -> None:
+    executor = ScriptedExecutor() if may_compute is None else WaitingExecutor(may_compute)
+    serve_steps(executor, endpoint, rank)
+
+
+def start_ranks(folder: str, rendezvous: str, may_compute: Event | None = None) -> OwnedRanks:
     endpoint = new_endpoint(folder)
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = [
-        context.Process(target=run_rank, args=(endpoint, rank), daemon=True) for rank in range(2)
+        context.Process(target=run_rank, args=(endpoint, rank, may_compute), daemon=True) for rank in range(2)
     ]
     ranks = OwnedRanks(endpoint, 2, processes, rendezvous)
     for process in processes:
@@ -50,9 +64,28 @@ def ranks(tmp_path: Path) -> Iterator[OwnedRanks]:
     ranks.kill()
 
 
-def run(ranks: OwnedRanks, num_rows: int) -> None:
+@pytest.fixture
+def may_compute() -> Event:
+    return multiprocessing.get_context("spawn").Event()
+
+
+@pytest.fixture
+def waiting_ranks(tmp_path: Path, may_compute: Event) -> Iterator[OwnedRanks]:
+    """They have one plan, and read no other before ``may_compute``."""
+    ranks = start_ranks(str(tmp_path), "", may_compute)
+    ranks.launch(plan_of(0))
+    yield ranks
+    ranks.kill()
+
+
+def plan_of(num_rows: int) -> StepPlan:
+    """Of ``num_rows`` bytes and more, with that number as its id."""
     rows = list(range(num_rows))
-    ranks.launch(StepPlan(0, [], rows, [5] * num_rows, [1] * num_rows, [True] * num_rows, [[]] * num_rows))
+    return StepPlan(num_rows, [], rows, [5] * num_rows, [1] * num_rows, [False] * num_rows, [[]] * num_rows)
+
+
+def run(ranks: OwnedRanks, num_rows: int) -> None:
+    ranks.launch(plan_of(num_rows))
     ranks.collect()
 
 
@@ -97,6 +130,89 @@ def test_a_rank_that_is_stopped_again_and_again_for_a_moment_is_not_lost(
         run(ranks, 0)
 
     assert stops == [pids[0]] * 2
+
+
+@pytest.fixture
+def at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
+    """What happens once, when ranks are looked at since they have read nothing, or told nothing, for a while.
+
+    SIGINT raises meanwhile, also where the shell has it ignored, as that of a job in the background.
+    """
+    todo: list[Callable[[], object]] = []
+
+    def look(pid: int) -> ProcessState:
+        for action in [todo.pop() for _ in range(len(todo))]:
+            action()
+        return process_state(pid)
+
+    monkeypatch.setattr(owned_ranks, "process_state", look)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield todo
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    """As Ctrl-C does to a process that is alone in its group."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_cuts_a_plan_off_ends_the_ranks(
+    waiting_ranks: OwnedRanks, at_the_first_look: list[Callable[[], object]]
+) -> None:
+    processes = [psutil.Process(process.pid) for process in multiprocessing.active_children()]
+    at_the_first_look.append(interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        waiting_ranks.launch(plan_of(RING_BYTES))
+
+    assert len(processes) == 2
+    assert not any(process.is_running() for process in processes)
+    for ask in (lambda: waiting_ranks.launch(plan_of(0)), waiting_ranks.collect):
+        with pytest.raises(RankLost, match="cut off by KeyboardInterrupt; all 2 ranks were ended"):
+            ask()
+    started_s = time.monotonic()
+    waiting_ranks.close()
+    assert time.monotonic() - started_s < 1.0
+
+
+def test_an_interrupt_amid_a_plan_that_ranks_go_on_to_read_strikes_after_it(
+    waiting_ranks: OwnedRanks,
+    may_compute: Event,
+    at_the_first_look: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt_and_go_on() -> None:
+        monkeypatch.setattr(local, "LOOK_S", 60.0)  # however long a busy machine takes
+        may_compute.set()
+        interrupt()
+
+    at_the_first_look.append(interrupt_and_go_on)
+
+    with pytest.raises(KeyboardInterrupt):
+        waiting_ranks.launch(plan_of(RING_BYTES))
+
+    assert [waiting_ranks.collect(60.0).step_id for _ in range(2)] == [0, RING_BYTES]
+    run(waiting_ranks, 3)
+
+
+def test_an_interrupt_while_a_result_is_awaited_takes_nothing_of_it(
+    waiting_ranks: OwnedRanks, may_compute: Event, at_the_first_look: list[Callable[[], object]]
+) -> None:
+    at_the_first_look.append(interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        waiting_ranks.collect()
+
+    may_compute.set()
+    waiting_ranks.collect(30.0)
+    run(waiting_ranks, 3)
+
+
+def test_a_result_of_a_plan_that_was_never_sent_is_not_waited_for(ranks: OwnedRanks) -> None:
+    run(ranks, 3)
+
+    with pytest.raises(RankLost, match="an interrupt kept from the ranks; all 2 ranks were ended"):
+        ranks.collect(5.0)
 
 
 PROGRAM = """
