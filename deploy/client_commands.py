@@ -108,16 +108,17 @@ def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
     """Run ``use`` on an endpoint of a cluster that is started for it and stopped after it."""
     from deploy.local_cluster import start_local_cluster
     from deploy.own_cluster import own_cluster
-    from deploy.runtime import find_free_ports
+    from deploy.ports import choose_ports
     from deploy.settings import make_settings
 
-    (port,) = find_free_ports("127.0.0.1", 1, 8100)
     with own_cluster():
-        cluster = start_local_cluster(make_settings(model=model, port=port, replicas=1))
+        chosen = choose_ports(1, 8100)
+        cluster = start_local_cluster(make_settings(model=model, port=chosen.ports[0], replicas=1))
         try:
             return use(f"{cluster.url}/v1")
         finally:
             cluster.stop()
+            chosen.release()
 
 
 def _lines() -> Iterator[str]:

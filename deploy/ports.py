@@ -6,7 +6,9 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from deploy.port_owner import claim_owner, port_owner
 from deploy.runtime import port_is_free
 from deploy.settings import ServeSettings
 from workers.engine.errors import InvalidRequest, ShoalError
@@ -14,6 +16,22 @@ from workers.engine.errors import InvalidRequest, ShoalError
 _FIELDS = ("port", "grpc_port", "metrics_port")
 _BLOCKS = [range(start, start + 80) for start in range(30000, 32720, 80)]
 """Below the ports that Linux gives to outgoing connections."""
+_PREFIX, _ENDPOINT, _CHOICE = "shoal-", "endpoint-{}", "choice-{}"
+"""Of names that are claimed."""
+_SOCKETS = Path("/proc/net/unix")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPorts:
+    """Ports for a cluster whose user has named none. Nobody else chooses them until they are released."""
+
+    ports: list[int]
+    _claims: list[socket.socket]
+
+    def release(self) -> None:
+        """Let others choose them. Safe to call twice."""
+        for claim in self._claims:
+            claim.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,8 @@ def check_ports(settings: ServeSettings) -> None:
         flags[port] = flag
         if not port_is_free(settings.host, port):
             raise InvalidRequest(
-                f"port {port} on {settings.host} is in use: stop what listens there or choose another with {flag}",
+                f"port {port} on {settings.host} is in use{port_owner(port)}: stop what listens there or choose "
+                f"another with {flag}",
                 field,
             )
 
@@ -71,18 +90,44 @@ def claim_ports(settings: ServeSettings) -> list[socket.socket]:
     claims: list[socket.socket] = []
     for field, port in _named_ports(settings):
         try:
-            claim = _claim(f"endpoint-{port}")
+            claim = _claim(_ENDPOINT.format(port))
         except OSError:
             for held in claims:
                 held.close()
             raise InvalidRequest(
-                f"another shoal serve on this machine has port {port} or is about to: choose another with "
-                f"{_flag(field)}",
+                f"another cluster of Shoal on this machine{claim_owner(_PREFIX + _ENDPOINT.format(port))} has port "
+                f"{port} or is about to: choose another with {_flag(field)}",
                 field,
             ) from None
         if claim is not None:
             claims.append(claim)
     return claims
+
+
+def choose_ports(count: int, start: int) -> ChosenPorts:
+    """The first ``count`` ports of loopback from ``start`` upwards that nobody has, has claimed or has chosen.
+
+    They are opened half a minute later, by this process or by a child, which claims them anew with ``claim_ports``.
+
+    Raises:
+        ShoalError: there are fewer; nothing is chosen.
+    """
+    chosen = ChosenPorts([], [])
+    for port in range(start, 65536):
+        try:
+            claim = _claim(_CHOICE.format(port))
+        except OSError:
+            continue
+        if port_is_free("127.0.0.1", port) and not _is_claimed(_ENDPOINT.format(port)):
+            chosen.ports.append(port)
+            if claim is not None:
+                chosen._claims.append(claim)
+        elif claim is not None:
+            claim.close()
+        if len(chosen.ports) == count:
+            return chosen
+    chosen.release()
+    raise ShoalError(f"fewer than {count} ports from {start} upwards are free on 127.0.0.1")
 
 
 def claim_inner_ports(count: int, port: int) -> InnerPorts:
@@ -121,6 +166,13 @@ def _named_ports(settings: ServeSettings) -> Iterator[tuple[str, int]]:
             yield field, port
 
 
+def _is_claimed(name: str) -> bool:
+    """Looked up, not tried: for a moment a trial would be a claim, and refuse the port to whoever wants it."""
+    if sys.platform != "linux":
+        return False
+    return any(line.endswith(f" @{_PREFIX}{name}") for line in _SOCKETS.read_text().splitlines())
+
+
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -135,7 +187,7 @@ def _claim(name: str) -> socket.socket | None:
         return None
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0shoal-{name}")  # no file: it goes with its process, however that ends
+        claim.bind(f"\0{_PREFIX}{name}")  # no file: it goes with its process, however that ends
     except OSError:
         claim.close()
         raise

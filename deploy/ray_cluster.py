@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from deploy.node_environment import node_environment
 from deploy.ports import InnerPorts, claim_inner_ports
-from deploy.ray_driver import own_signals, start_no_more, tell_shortly
+from deploy.ray_driver import agent_on_any_port, own_signals, start_no_more, tell_shortly
 from deploy.reaper import start_reaper
 from deploy.runtime import RUNTIME_DIR_VARIABLE, Runtime
 from deploy.stop_signals import Interrupted, became_of_a_signal
@@ -190,7 +190,7 @@ def _start(
     from ray import serve
 
     tell_shortly(runtime.folder / "ray/session_latest/logs")
-    with own_signals():
+    with own_signals(), agent_on_any_port():
         ray.init(
             address="local",
             num_cpus=num_cpus,

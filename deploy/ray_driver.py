@@ -1,4 +1,7 @@
-"""What Ray does by itself in the process that starts it, and is kept from: signals, paragraphs, another start."""
+"""What Ray does by itself in the process that starts it, and is kept from.
+
+Signals, a fixed port, paragraphs, another start.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,23 @@ def own_signals() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler, services.ConsolePopen = set_handler, popen
+
+
+@contextlib.contextmanager
+def agent_on_any_port() -> Iterator[None]:
+    """Have the agent of a node that is started listen where it may, by default on 52365 for each cluster of a machine.
+
+    That of a second cluster tries for seconds, and then goes without.
+    """
+    from ray import _private
+
+    parameter: Any = _private.parameter
+    params = parameter.RayParams
+    parameter.RayParams = functools.partial(params, dashboard_agent_listen_port=0)
+    try:
+        yield
+    finally:
+        parameter.RayParams = params
 
 
 def tell_shortly(logs: Path) -> None:

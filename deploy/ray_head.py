@@ -17,8 +17,9 @@ import psutil
 from cluster.placement import WORKER_GROUP_LABEL
 from deploy.child_process import start_child
 from deploy.own_cluster import own_cluster
+from deploy.ports import choose_ports
 from deploy.processes import processes_of
-from deploy.runtime import Runtime, find_free_ports
+from deploy.runtime import Runtime
 from workers.engine.errors import ShoalError
 
 _LAST_CHARS = 2000
@@ -29,9 +30,8 @@ class RayHead:
     """A head in a process of its own, with HAProxy on ``port`` and Ray's dashboard on ``dashboard_port``."""
 
     def __init__(self, num_cpus: int = 4, worker_group: str = "workers") -> None:
-        self.port, self.dashboard_port, self.metrics_port = find_free_ports(
-            "127.0.0.1", 3, 19000 + os.getpid() * 3 % 3000
-        )
+        self._chosen = choose_ports(3, 19000 + os.getpid() * 3 % 3000)
+        self.port, self.dashboard_port, self.metrics_port = self._chosen.ports
         self.token = os.urandom(32).hex()
         self.environment = {
             **os.environ,
@@ -53,6 +53,7 @@ class RayHead:
         except BaseException:
             self.process.terminate()
             self.process.wait(_STOP_TIMEOUT_S)
+            self._chosen.release()
             raise
 
     @property
@@ -103,6 +104,7 @@ class RayHead:
         self.process.stdin.close()
         self.process.wait(_STOP_TIMEOUT_S)
         self._log.close()
+        self._chosen.release()
 
     def _wait_until_up(self) -> None:
         assert self.process.stdout is not None

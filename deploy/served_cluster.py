@@ -13,8 +13,9 @@ import threading
 import psutil
 
 from deploy.child_process import start_child
+from deploy.ports import choose_ports
 from deploy.processes import busiest, processes_of
-from deploy.runtime import Runtime, find_free_ports
+from deploy.runtime import Runtime
 from workers.checkpoint.source import DEMO_MODEL
 from workers.engine.errors import ShoalError
 
@@ -28,7 +29,8 @@ class ServedCluster:
     """
 
     def __init__(self, *flags: str) -> None:
-        (self.port,) = find_free_ports("127.0.0.1", 1, 18000 + os.getpid() % 1000)
+        self._chosen = choose_ports(1, 18000 + os.getpid() % 1000)
+        (self.port,) = self._chosen.ports
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = DEMO_MODEL
         self.process = start_child(
@@ -88,4 +90,5 @@ class ServedCluster:
             self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join(10)
+        self._chosen.release()
         return code

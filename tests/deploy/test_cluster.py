@@ -353,3 +353,4 @@ def test_every_socket_of_the_cluster_listens_on_loopback(cluster: ServedCluster)
 
     assert any(one.laddr.port == cluster.port for one in listening)
     assert {one.laddr.ip for one in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert 52365 not in {one.laddr.port for one in listening}, "Ray's agent has the port of another cluster's"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from deploy.ports import check_ports, claim_inner_ports, claim_ports
+from deploy.ports import check_ports, choose_ports, claim_inner_ports, claim_ports
 from deploy.runtime import find_free_ports
 from deploy.settings import make_settings
 from workers.engine.errors import InvalidRequest
@@ -57,6 +58,15 @@ def test_a_host_that_is_not_here_is_told() -> None:
         check_ports(make_settings(host="203.0.113.7"))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others' sockets can be seen on Linux")
+def test_who_has_a_port_is_told() -> None:
+    with listen(socket.AF_INET, "127.0.0.1") as listening:
+        taken = listening.getsockname()[1]
+
+        with pytest.raises(InvalidRequest, match=rf"in use by \S+ \(process {os.getpid()}\): stop"):
+            check_ports(make_settings(port=taken))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 @pytest.mark.parametrize("field", ["port", "metrics_port"])
 def test_two_clusters_that_start_at_once_cannot_both_have_a_port(field: str) -> None:
@@ -72,7 +82,9 @@ def test_two_clusters_that_start_at_once_cannot_both_have_a_port(field: str) -> 
         done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True, check=False)
         return done.stderr
 
-    assert f"has port {port} or is about to: choose another with --{field.replace('_', '-')}" in complaint()
+    told = complaint()
+    assert f"machine (process {os.getpid()}) has port {port} or is about to: choose another" in told
+    assert f"with --{field.replace('_', '-')}" in told
     for claim in claims:
         claim.close()
     assert complaint() == ""
@@ -89,6 +101,25 @@ def test_a_claim_that_fails_leaves_none_behind() -> None:
     held.close()
     for claim in claim_ports(make_settings(port=first, metrics_port=second)):
         claim.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_ports_that_commands_choose_at_once_are_all_different_and_nobody_elses() -> None:
+    start = find_free_ports("127.0.0.1", 2, 24000)[0]
+    (endpoint,) = claim_ports(make_settings(port=start))
+    chosen = [choose_ports(2, start) for _ in range(3)]
+    try:
+        ports = [port for one in chosen for port in one.ports]
+        assert len(set(ports)) == 6
+        assert start not in ports
+    finally:
+        endpoint.close()
+        for one in chosen:
+            one.release()
+
+    again = choose_ports(1, start)
+    again.release()
+    assert again.ports == [start]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.ray_driver import short_report, start_no_more
+from deploy.ray_driver import agent_on_any_port, short_report, start_no_more
 from workers.engine.errors import ShoalError
 
 LOGS = Path("/tmp/shoal-1-2/ray/session_latest/logs")
@@ -28,6 +28,15 @@ def test_of_any_other_report_the_first_line_is_told() -> None:
 
     assert told == f"Ray says: 2 tasks were killed: the node ran low on memory.; logs: {LOGS}"
     assert len(short_report("x" * 5000, LOGS)) < 300
+
+
+def test_the_agents_of_two_clusters_need_not_share_a_port() -> None:
+    from ray._private import parameter
+
+    with agent_on_any_port():
+        assert parameter.RayParams(num_cpus=1).dashboard_agent_listen_port == 0
+
+    assert parameter.RayParams().dashboard_agent_listen_port != 0
 
 
 def test_a_thread_that_still_deploys_cannot_start_what_was_ended() -> None:
