@@ -9,6 +9,7 @@ before the one ahead of it has ended.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from kernels.jit import gdc_launch_dependents, gdc_wait, has_pdl, next_power_of_2, pdl_options, tl, triton
 from kernels.rms_norm import rms_norm_ref
+from kernels.silu_mul import silu_mul
 
 MAX_ROWS = 64
 """With more, cuBLAS is as fast."""
-_FEWEST_PROGRAMS = 128
-"""About the multiprocessors of an H200: less leaves some without work."""
+_FEWEST_PROGRAMS, _FULL_WAVE = 128, 132
+"""About the multiprocessors of an H200: less leaves some without work, more gives some twice as much."""
+_FEWEST_GATED_ROWS, _FEWEST_GATED_PROGRAMS = 16, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def linear_parts(x: Tensor, weight: Tensor, tiles: FewRowsTiles | None = None) -
     Raises:
         ValueError: shapes do not fit together.
     """
-    tiles = parts_tiles(weight.shape[0], weight.shape[1], x.shape[0]) if tiles is None else tiles
+    tiles = parts_tiles(*weight.shape) if tiles is None else tiles
     out = torch.empty(tiles.parts, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, weight, out, tiles)
     return out
@@ -71,7 +74,7 @@ def few_rows_linear(
     Raises:
         ValueError: shapes do not fit together.
     """
-    tiles = whole_tiles(x.shape[0]) if tiles is None else tiles
+    tiles = whole_tiles(weight.shape[0], x.shape[0]) if tiles is None else tiles
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     _launch(x, weight, out[None], tiles)
     return out
@@ -89,7 +92,10 @@ def few_rows_gate_up(x: Tensor, weight: Tensor, tiles: FewRowsTiles | None = Non
     Raises:
         ValueError: shapes do not fit together.
     """
-    tiles = whole_tiles(x.shape[0]) if tiles is None else tiles
+    if tiles is None:
+        if not fuses_gate(weight, x.shape[0]):
+            return silu_mul(few_rows_linear(x, weight))
+        tiles = gated_tiles(weight.shape[0] // 2)
     out = x.new_empty(x.shape[0], weight.shape[0] // 2)
     _launch(x, weight, out[None], tiles, is_gated=True)
     return out
@@ -149,25 +155,43 @@ def fits(weight: Tensor, num_rows: int) -> bool:
     )
 
 
-def parts_tiles(num_out: int, width: int, num_rows: int) -> FewRowsTiles:
-    """Tiles for a weight [num_out, width] of few rows: the fastest of seven on an H200, with the norm behind.
+def fuses_gate(weight: Tensor, num_rows: int) -> bool:
+    """True where gate, up and SiLU as one kernel are faster than as two: the tiles of both must be enough.
 
-    For 16, 32, 64 rows: attention's out projection of an 8B model 11.7, 12.0, 13.0 us (cuBLAS and norm 14.4, 15.2,
-    15.1), down 32.2, 33.6, 34.5 (34.5, 35.1, 38.2).
+    16, 32, 64 rows of an 8B model, one kernel and two: 58.0 and 57.4, 58.7 and 59.9, 61.4 and 63.2 us; of its half
+    29.5 and 30.4, 30.3 and 31.4, 32.1 and 32.8; of its quarter 17.1 and 16.9, 17.7 and 17.3, 19.0 and 18.5.
     """
-    parts = 4 if width > 8192 and num_rows <= 32 else 2
+    return num_rows > _FEWEST_GATED_ROWS and weight.shape[0] // 128 >= _FEWEST_GATED_PROGRAMS
+
+
+def parts_tiles(num_out: int, width: int) -> FewRowsTiles:
+    """Tiles for a weight [num_out, width] of few rows: the fastest of nineteen on an H200, with the norm behind.
+
+    For 16, 32, 64 rows: attention's out projection of an 8B model 11.3, 11.6, 12.7 us (cuBLAS and norm 14.4, 15.1,
+    14.5), down 31.1, 31.8, 33.2 (34.3, 35.2, 38.0); down of half a 70B model 58.2, 59.2, 61.5 (62.8, 64.3, 67.0).
+    """
+    parts = 1
     while num_out // 64 * parts < _FEWEST_PROGRAMS and parts < 8 and width % (256 * parts) == 0:
         parts *= 2
-    return FewRowsTiles(64, 128, parts, 4, 4)
+    return FewRowsTiles(64, 128, parts, 4, 5)
 
 
-def whole_tiles(num_rows: int) -> FewRowsTiles:
+def whole_tiles(num_out: int, num_rows: int) -> FewRowsTiles:
     """Tiles for a weight of many rows, whose inner axis need not be cut.
 
-    For 16, 32, 64 rows: logits 243, 249, 260 us (cuBLAS 286, 300, 322); gate and up 58.2, 59.3, 62.1 (58.7, 59.7,
-    63.7).
+    For 16, 32, 64 rows: logits 242, 246, 258 us (cuBLAS 253, 266, 288).
     """
+    if num_out // 64 <= _FULL_WAVE:
+        return FewRowsTiles(64, 128, 1, 4, 5)
     return FewRowsTiles(64, 128, 1, 4, 4) if num_rows <= 32 else FewRowsTiles(128, 64, 1, 4, 4)
+
+
+def gated_tiles(num_out: int) -> FewRowsTiles:
+    """Tiles for gate and up with ``num_out`` columns of each; see ``fuses_gate``.
+
+    A multiprocessor needs many bytes in flight: with four tiles 32, 64 rows of an 8B model took 62.8, 63.9 us.
+    """
+    return FewRowsTiles(128, 64, 1, 4, 5 if num_out // 64 <= _FULL_WAVE else 6)
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, tiles: FewRowsTiles, is_gated: bool = False) -> None:
@@ -182,6 +206,8 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tiles: FewRowsTiles, is_gate
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
         raise ValueError("x, weight and out must be contiguous")
     pdl = has_pdl(x.device)
+    padded_rows = max(16, next_power_of_2(num_rows))
+    stage_bytes = (tiles.weight_rows + padded_rows) * tiles.columns * x.element_size()
     _few_rows_kernel[(num_out // tile_rows, tiles.parts)](
         x,
         weight,
@@ -189,16 +215,25 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tiles: FewRowsTiles, is_gate
         num_rows,
         NUM_OUT=num_out,
         WIDTH=width,
-        ROWS=max(16, next_power_of_2(num_rows)),
+        ROWS=padded_rows,
         WEIGHT_ROWS=tile_rows,
         COLUMNS=tiles.columns,
         PARTS=tiles.parts,
         IS_GATED=is_gated,
         PDL=pdl,
         num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+        num_stages=min(tiles.num_stages, _shared_bytes(x.device) // stage_bytes),
         **pdl_options(pdl),
     )
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may take; not where there is no GPU, in Triton's interpreter."""
+    if device.type != "cuda":
+        return 1 << 30
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
 
 
 @triton.jit(do_not_specialize=["num_rows"])

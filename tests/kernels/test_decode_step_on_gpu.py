@@ -69,7 +69,7 @@ def test_gemv(dtype: torch.dtype, width: int, num_out: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("num_rows", [2, 8, 16, 23, 32, 48, 64])
 def test_products_of_few_rows(dtype: torch.dtype, num_rows: int) -> None:
-    for width, num_out in ((4096, 1024), (14336, 256), (1024, 3072)):
+    for width, num_out in ((4096, 1024), (14336, 256), (1024, 3072), (512, 14336)):
         x, weight = randn(num_rows, width, dtype=dtype), randn(num_out, width, dtype=dtype) * 0.05
         assert few_rows.fits(weight, num_rows)
         residual, norm = randn(num_rows, num_out, dtype=dtype), randn(num_out, dtype=dtype)

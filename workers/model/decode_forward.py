@@ -9,16 +9,11 @@ from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.few_rows import few_rows_gate_up, few_rows_linear, fits, linear_parts
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
-from kernels.silu_mul import silu_mul
 from workers.model.linear import Linear, LinearLayer, normed_for
 from workers.model.llama import LlamaDecoder
 from workers.model.mlp import DenseMlp
 from workers.model.shard_loader import DecoderLayer
 from workers.model.step_attention import scaled
-
-_FEWEST_GATED_ROWS = 32
-"""With no more, the product and SiLU in one kernel are slower than in two (a step of 16 rows 5.14 ms, not 4.70; of 64
-rows 5.73, not 5.87)."""
 
 
 class DecodeForward:
@@ -98,10 +93,7 @@ class DecodeForward:
             attended = self._attend(layer, index, layer.qkv(hidden), positions, slots, attention)
             parts = linear_parts(attended, _weight(layer.attention_out))
             hidden = decoder.group.add_rms_norm_of_parts(parts, residual, layer.mlp_norm, eps)
-            if hidden.shape[0] > _FEWEST_GATED_ROWS:
-                gated = few_rows_gate_up(hidden, _weight(mlp.gate_up))
-            else:
-                gated = silu_mul(few_rows_linear(hidden, _weight(mlp.gate_up)))
+            gated = few_rows_gate_up(hidden, _weight(mlp.gate_up))
             parts = linear_parts(gated, _weight(mlp.down))
             hidden = decoder.group.add_rms_norm_of_parts(parts, residual, self._next_norm(index), eps)
         logits = few_rows_linear(hidden, _weight(decoder.head), self._logits[: hidden.shape[0]])
