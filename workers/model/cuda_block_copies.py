@@ -22,10 +22,10 @@ from workers.model.block_copies import Agree, CopyReport, HostBlocks
 
 Mover = Literal["batch", "kernel", "engine"]
 """All blocks by one call of the copy engines, by a kernel, or by a call for each run."""
-_KERNEL_BYTES, _KERNEL_BYTES_WITHOUT_BATCH = 32 << 10, 512 << 10
-"""Blocks up to this size are moved by the kernel; the copy engines leave the multiprocessors to the steps. One way, at
-64 / 256 / 512 / 2048 KiB, an H200 copies 35 / 51 / 53 / 55 GB/s by one call, 9 / 32 / 40 / 50 by a call each and
-34 / 45 / 47 / 49 by the kernel."""
+_KERNEL_BYTES, _KERNEL_BYTES_WITHOUT_BATCH = 128 << 10, 512 << 10
+"""Blocks up to this size are moved by the kernel; the copy engines leave the multiprocessors to the steps. Out and both
+ways together, at 64 / 256 / 512 / 2048 KiB, an H200 copies 25, 36 / 46, 80 / 51, 91 / 54, 99 GB/s by one call, 36, 50 /
+49, 70 / 50, 71 / 52, 75 by the kernel, and 8, 8 / 31, 31 / 40, 59 / 50, 92 by a call each."""
 _TURN = 16
 """Blocks queued in one direction before the other's turn."""
 
