@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention_scores import cap_and_mask_ref, meeting_keys, soft_capped
+from kernels.attention_scores import cap_and_mask_ref, meeting_keys
 from kernels.jit import has_pdl, tl, triton
-from kernels.online_softmax import soft_weights
+from kernels.online_softmax import attend_tile
 from kernels.prefill_attention_hopper import QueryTiles, can_attend, prefill_attention_hopper
 
 _LOG2_E = 1.4426950408889634
@@ -281,92 +281,24 @@ def _prefill_attention_kernel(
         whole = tl.cdiv(tl.maximum(last + 1 - WINDOW, 0), TILE) * TILE
         for start in range(begin, tl.minimum(whole, end), TILE):
             # fmt: off
-            highest, total, acc = _attend_tile(
+            highest, total, acc = attend_tile(
                 q, kv_cache_ptr, table, heads, stride, start, end, positions, highest, total, acc, scale_log2,
-                NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, SOFT_CAP, True,
+                NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, SOFT_CAP, True, WINDOW > 0,
             )
             # fmt: on
     for start in range(whole, whole_end, TILE):
         # fmt: off
-        highest, total, acc = _attend_tile(
+        highest, total, acc = attend_tile(
             q, kv_cache_ptr, table, heads, stride, start, end, positions, highest, total, acc, scale_log2,
-            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, 0, SOFT_CAP, False,
+            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, 0, SOFT_CAP, False, False,
         )
         # fmt: on
     for start in range(tl.maximum(whole, whole_end), end, TILE):
         # fmt: off
-        highest, total, acc = _attend_tile(
+        highest, total, acc = attend_tile(
             q, kv_cache_ptr, table, heads, stride, start, end, positions, highest, total, acc, scale_log2,
-            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, SOFT_CAP, True,
+            NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, SOFT_CAP, True, WINDOW > 0,
         )
         # fmt: on
     acc = acc / total[:, None]
     tl.store(out_ptr + q_place, acc.to(out_ptr.dtype.element_ty), mask=q_inside)
-
-
-@triton.jit
-def _attend_tile(
-    q,
-    kv_cache_ptr,
-    table,
-    heads,
-    stride,
-    start,
-    end,
-    positions,
-    highest,
-    total,
-    acc,
-    scale_log2,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-):
-    """Take in one tile of the context: the new highest scores, sums of weights, and weighted values."""
-    head_padded: tl.constexpr = acc.shape[1]
-    columns = tl.arange(0, head_padded)
-    in_head = columns < HEAD_DIM
-    tokens = start + tl.arange(0, TILE)
-    inside = tokens < end
-    if IS_MASKED:
-        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    else:
-        blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
-    rows = (blocks * stride + heads) * BLOCK_SIZE + tokens % BLOCK_SIZE
-    place = kv_cache_ptr + rows[:, None] * HEAD_DIM + columns[None, :]
-    values_place = place + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    if IS_MASKED:
-        keys = tl.load(place, mask=inside[:, None] & in_head[None, :], other=0.0)
-    elif head_padded == HEAD_DIM:
-        keys = tl.load(place)
-    else:
-        keys = tl.load(place, mask=in_head[None, :], other=0.0)
-    scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee")
-    if SOFT_CAP > 0 or IS_MASKED:
-        scores *= scale_log2
-        if SOFT_CAP > 0:
-            scores = soft_capped(scores, SOFT_CAP)
-        if IS_MASKED:
-            seen = tokens[None, :] <= positions[:, None]
-            if WINDOW:
-                seen &= tokens[None, :] > positions[:, None] - WINDOW
-            scores = tl.where(seen, scores, float("-inf"))
-        weights, fade, new_highest = soft_weights(scores, highest, WINDOW > 0)
-    else:
-        # Scaled inside the exponent: one multiplication and addition in one instruction.
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
-        fade = tl.exp2(highest - new_highest)
-    if IS_MASKED:
-        values = tl.load(values_place, mask=inside[:, None] & in_head[None, :], other=0.0)
-    elif head_padded == HEAD_DIM:
-        values = tl.load(values_place)
-    else:
-        values = tl.load(values_place, mask=in_head[None, :], other=0.0)
-    total = total * fade + tl.sum(weights, axis=1)
-    acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
-    return new_highest, total, acc

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from kernels import (
+    chunk_attention,
     decode_attention_work,
     paged_decode_attention,
     prefill_attention,
@@ -253,3 +254,76 @@ def test_shared_prefix_attention_keeps_its_registers(
 
     assert compiling.spilled_bytes(compiled, tmp_path) == 0
     assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "group", "options"),
+    [
+        *(
+            (64, 16, 3, PLAIN),
+            (128, 16, 4, PLAIN),
+            (128, 32, 1, PLAIN),
+            (96, 16, 7, PLAIN),
+            (256, 64, 8, PLAIN),
+        ),
+        *((128, 16, 4, WINDOWED), (256, 16, 2, WINDOWED)),
+    ],
+)
+def test_chunk_attention_keeps_its_registers(
+    compiling: ModuleType,
+    architecture: int,
+    head_dim: int,
+    block_size: int,
+    group: int,
+    options: dict[str, float],
+    tmp_path: Path,
+) -> None:
+    tiles = chunk_attention.chunk_tiles(head_dim, 2, architecture == 90)
+
+    compiled = compiling.compile_kernel(
+        chunk_attention._chunk_attention_kernel,
+        architecture,
+        dict.fromkeys(("q_ptr", "kv_cache_ptr", "out_ptr"), "*bf16")
+        | dict.fromkeys(("block_tables_ptr", "tiles_ptr", "items_ptr", "shares_ptr"), "*i32")
+        | {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        {
+            "NUM_KV_HEADS": 8,
+            "GROUP": group,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "HEAD_PADDED": 1 << (head_dim - 1).bit_length(),
+            "ROWS": tiles.rows,
+            "TILE": tiles.tokens,
+            "PDL": architecture == 90,
+            **options,
+        },
+        tiles.num_warps,
+        tiles.num_stages,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    # Two programs are to share a multiprocessor.
+    assert 2 * compiled.metadata.shared <= compiling.SHARED_MEMORY_BYTES[architecture]
+    if architecture == 90:
+        assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4), (128, 1), (256, 8), (80, 48)])
+def test_the_merge_of_chunks_keeps_its_registers(
+    compiling: ModuleType, architecture: int, head_dim: int, group: int, tmp_path: Path
+) -> None:
+    compiled = compiling.compile_kernel(
+        chunk_attention._merge_pieces_kernel,
+        architecture,
+        {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "merges_ptr": "*i32", "out_ptr": "*bf16"},
+        {
+            "NUM_KV_HEADS": 8,
+            "HEAD_DIM": head_dim,
+            "ROWS": chunk_attention.QUERY_ROWS,
+            "PDL": architecture == 90,
+            **chunk_attention.merge_constants(head_dim, group),
+        },
+        num_warps=chunk_attention.MERGE_WARPS,
+    )
+
+    assert compiling.spilled_bytes(compiled, tmp_path) == 0

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("interpret_kernels", 30), ("interpret_quantized", 60)], ids=["model", "quantized"]
+    ("name", "least"),
+    [("interpret_kernels", 30), ("interpret_chunks", 15), ("interpret_quantized", 60)],
+    ids=["model", "chunks", "quantized"],
 )
 def test_every_kernel_agrees_with_its_reference(name: str, least: int) -> None:
     program = Path(__file__).with_name(f"{name}.py")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ITEM_FIELDS = 8
-"""As ``kernels.decode_attention_work`` reads them."""
+"""As ``kernels.decode_attention_work`` and ``kernels.chunk_attention`` read them."""
 TILE = 32
 _MAX_PIECES = 24
 """Of one row. Its last program reads them all again."""
@@ -44,6 +44,8 @@ def cut_contexts(
     num_shares: int,
     is_deterministic: bool = False,
     shared: SharedPieces | None = None,
+    tile: int = TILE,
+    max_pieces: int = _MAX_PIECES,
 ) -> Cut:
     """Lay all contexts end to end, in tiles, and cut the line into shares of equal length.
 
@@ -56,6 +58,8 @@ def cut_contexts(
         shared: what of the rows' contexts is left to others, who take slots behind the rows' own; None is nothing.
         is_deterministic: cut at multiples of a fixed length instead, so that a row's result does not depend on
             others; shares then have equal numbers of pieces.
+        tile: tokens of a tile.
+        max_pieces: of one row, but in the deterministic mode.
     """
     if shared is not None:
         num_tiles = num_tiles - shared.num_tiles
@@ -69,7 +73,7 @@ def cut_contexts(
         shares = np.arange(num_shares + 1) * -(-len(cuts) // num_shares)
     else:
         # One long context among few rows: more pieces would take longer to merge than to read.
-        length = max(-(-total // num_shares), -(-int(num_tiles.max()) // _MAX_PIECES))
+        length = max(-(-total // num_shares), -(-int(num_tiles.max()) // max_pieces))
         cuts = np.sort(np.concatenate((ends - num_tiles, np.arange(0, total, length))))
         cuts = cuts[np.diff(cuts, prepend=-1) > 0]
         index = np.searchsorted(ends, cuts, side="right")
@@ -81,13 +85,13 @@ def cut_contexts(
     first_tiles = ends - num_tiles
     if shared is not None:
         first_tiles = first_tiles - shared.num_tiles
-    starts = (cuts - first_tiles[index]) * TILE
+    starts = (cuts - first_tiles[index]) * tile
     items = np.empty((len(cuts), ITEM_FIELDS), dtype=np.int32)
     items[:, 0] = index
     items[:, 1] = rows[index]
     items[:, 2] = starts
     items[:-1, 3] = starts[1:]
-    items[own_firsts + counts - 1, 3] = (ends - first_tiles) * TILE
+    items[own_firsts + counts - 1, 3] = (ends - first_tiles) * tile
     items[:, 4] = firsts[index] + np.arange(len(cuts)) - own_firsts[index]
     items[:, 5] = firsts[index]
     items[:, 6] = counts[index]

@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.chunk_attention import ChunkWork
 from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
 from workers.engine.plan import Branch, NewRow, StepPlan
+from workers.model.chunk_work import ChunkCut
 from workers.model.prefill_work import TILE_FIELDS, cut_queries
 from workers.model.step_arrays import StepArrays, upload
 from workers.model.step_inputs import StepInputs
@@ -132,7 +134,14 @@ class Batch:
         arrays = self.arrays(plan, num_decodes, has_work, has_work or has_tiles)
         return self.upload(arrays, min_num_tokens, decode_work)
 
-    def arrays(self, plan: StepPlan, num_decodes: int | None, has_work: bool, has_tiles: bool) -> StepArrays:
+    def arrays(
+        self,
+        plan: StepPlan,
+        num_decodes: int | None,
+        has_work: bool,
+        has_tiles: bool,
+        chunk_cut: ChunkCut | None = None,
+    ) -> StepArrays:
         """Return the step in numbers.
 
         Args:
@@ -140,6 +149,7 @@ class Batch:
             num_decodes: rows, the first, that decode; None: those before the first of more than one token.
             has_work: queries are counted from the step's first token, as ``StepInputs.decode_work`` wants them.
             has_tiles: cut the queries of prompts into tiles.
+            chunk_cut: how to cut few new tokens and their contexts into pieces; None: not at all.
         """
         if num_decodes is None:
             num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
@@ -154,6 +164,9 @@ class Batch:
         tiles = np.empty((0, TILE_FIELDS), dtype=np.int64)
         if has_tiles:
             tiles = cut_queries(query_starts, context_lens[num_decodes:])
+        chunks = None
+        if chunk_cut is not None:
+            chunks = chunk_cut.cut(query_starts, context_lens[num_decodes:], int(token_starts[-1]))
         positions = np.arange(token_starts[-1]) + np.repeat(starts - token_starts[:-1], counts)
         rows_of_tokens = np.repeat(rows, counts)
         blocks = self.host_block_tables[rows_of_tokens, positions // self.block_size]
@@ -169,6 +182,7 @@ class Batch:
             sample_tokens=sample_tokens,
             tiles=tiles.astype(np.int32),
             num_prefill_blocks=-(-longest // self.block_size),
+            chunks=chunks,
         )
 
     def upload(
@@ -176,8 +190,9 @@ class Batch:
     ) -> StepInputs:
         """Return ``arrays`` as tensors; see ``inputs``."""
         num_decodes, num_tiles = arrays.num_decodes, np.array([len(arrays.tiles)], dtype=np.int32)
+        chunks = arrays.chunks
         # Those of eight bytes first: what follows stays aligned.
-        positions, slots, places, rows, sample_tokens, lens, starts, tiles, num_tiles_ = upload(
+        positions, slots, places, rows, sample_tokens, lens, starts, tiles, num_tiles_, *cut = upload(
             [
                 arrays.positions,
                 arrays.slots,
@@ -188,6 +203,7 @@ class Batch:
                 arrays.query_starts,
                 arrays.tiles,
                 num_tiles,
+                *((chunks.tiles, chunks.items, chunks.shares, chunks.merges) if chunks is not None else ()),
             ],
             self.device,
         )
@@ -211,6 +227,7 @@ class Batch:
             sample_tokens=sample_tokens,
             decode_work=decode_work,
             prefill_tiles=QueryTiles(tiles, num_tiles_) if len(tiles) else None,
+            prefill_chunks=ChunkWork(*cut) if cut else None,
         )
 
     def tokens_at(self, places: Tensor, out: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
+from workers.model.chunk_work import chunk_cut
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.cuda_step import LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
@@ -68,6 +69,9 @@ class CudaRank(Rank):
             self.dtype,
             self._draw_share(),
         )
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        shard = self._decoder.shard
+        self._chunk_cut = chunk_cut(len(shard.q_heads), len(shard.kv_heads), processors)
         self._is_plain = [True] * config.max_num_seqs
 
     def warm_up(self) -> None:
@@ -90,7 +94,11 @@ class CudaRank(Rank):
             )
             self._graphs.capture()
             self._prefill_graphs = PrefillGraphs(
-                self._decoder, self._kv_cache, self._batch, self._buffers.attention(is_shared=False)
+                self._decoder,
+                self._kv_cache,
+                self._batch,
+                self._buffers.attention(is_shared=False),
+                self._chunk_cut,
             )
             self._prefill_graphs.capture(self.config.max_num_batched_tokens)
         self._warm_up_prefill()
@@ -249,7 +257,8 @@ class CudaRank(Rank):
             is_cut = all(plan.samples[:num_decodes])
             is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
             work = self._buffers.attention(is_shared) if is_cut else None
-            arrays = self._batch.arrays(plan, None, has_work=is_cut, has_tiles=is_cut)
+            few = self._chunk_cut if is_cut else None
+            arrays = self._batch.arrays(plan, None, has_work=is_cut, has_tiles=is_cut, chunk_cut=few)
         graphs = self._prefill_graphs
         if graphs is not None and work is not None and not is_shared and graphs.fits(arrays):
             attended, residual, sample_tokens = graphs.run(arrays)

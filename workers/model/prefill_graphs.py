@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.chunk_attention import ChunkWork
 from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
 from workers.model.batch import Batch
+from workers.model.chunk_work import MAX_ROWS, MAX_TOKENS, ChunkArrays, ChunkCut
 from workers.model.decode_buffers import MAX_LAUNCHED
 from workers.model.llama import LlamaDecoder
 from workers.model.prefill_work import TILE_FIELDS, max_num_tiles
@@ -25,7 +27,7 @@ from workers.model.step_inputs import StepInputs
 
 _SIZES = (64, *range(128, 1025, 128), *range(1280, 2049, 256))
 """Padding costs a sixth at most beyond 640 tokens; longer steps keep the GPU busy while they are launched."""
-_MAX_PREFILLS = 16
+_MAX_PREFILLS = MAX_ROWS
 """Rows with more than one token that a graph's step may have."""
 
 
@@ -33,14 +35,24 @@ class PrefillGraphs:
     """Graphs from token ids to the last layer's attention."""
 
     def __init__(
-        self, decoder: LlamaDecoder, kv_cache: Tensor, batch: Batch, decode_work: DecodeAttention
+        self,
+        decoder: LlamaDecoder,
+        kv_cache: Tensor,
+        batch: Batch,
+        decode_work: DecodeAttention,
+        chunk_cut: ChunkCut | None,
     ) -> None:
-        """Nothing is captured yet; decoding rows of a step are told of by ``decode_work``."""
+        """Nothing is captured yet; decoding rows of a step are told of by ``decode_work``.
+
+        The attention of few tokens is cut by ``chunk_cut``, as the arrays of their steps are; None: not at all.
+        """
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._batch = batch
         self._decode_work = decode_work
+        self._chunk_cut = chunk_cut
         longest = _SIZES[-1]
+        chunk_shapes = chunk_cut.shapes() if chunk_cut is not None else {}
         self._layout = _Layout(
             token_places=((longest,), torch.int64),
             positions=((longest,), torch.int64),
@@ -50,6 +62,7 @@ class PrefillGraphs:
             lens=((_MAX_PREFILLS,), torch.int32),
             num_tiles=((1,), torch.int32),
             tiles=((max_num_tiles(longest, _MAX_PREFILLS), TILE_FIELDS), torch.int32),
+            **{name: (shape, torch.int32) for name, shape in chunk_shapes.items()},
             # Last: a step's copy ends where its tables do.
             tables=((_MAX_PREFILLS, batch.block_tables.shape[1]), torch.int32),
         )
@@ -116,6 +129,8 @@ class PrefillGraphs:
         staged["lens"][:num_prefills] = arrays.context_lens[arrays.num_decodes :]
         staged["num_tiles"][0] = len(arrays.tiles)
         staged["tiles"][: len(arrays.tiles)] = arrays.tiles
+        if size <= MAX_TOKENS and arrays.chunks is not None:
+            _stage_chunks(staged, arrays.chunks)
         tables, num_blocks = staged["tables"], arrays.num_prefill_blocks
         rows = arrays.rows[arrays.num_decodes :]
         tables[:num_prefills, :num_blocks] = self._batch.host_block_tables[rows, :num_blocks]
@@ -124,6 +139,9 @@ class PrefillGraphs:
 
     def _inputs(self, size: int) -> StepInputs:
         parts = self._parts
+        chunks = None
+        if size <= MAX_TOKENS and self._chunk_cut is not None:
+            chunks = ChunkWork(*(parts[name] for name in self._chunk_cut.shapes()))
         return StepInputs(
             token_ids=self._token_ids[:size],
             positions=parts["positions"][:size],
@@ -138,7 +156,17 @@ class PrefillGraphs:
             sample_tokens=parts["sample_tokens"][:0],
             decode_work=self._decode_work,
             prefill_tiles=QueryTiles(parts["tiles"], parts["num_tiles"]),
+            prefill_chunks=chunks,
         )
+
+
+def _stage_chunks(staged: dict[str, NDArray[Any]], chunks: ChunkArrays) -> None:
+    staged["chunk_tiles"][: len(chunks.tiles)] = chunks.tiles
+    staged["chunk_items"][: len(chunks.items)] = chunks.items
+    staged["chunk_shares"][:] = chunks.shares
+    staged["chunk_merges"][: len(chunks.merges)] = chunks.merges
+    # The graph has tokens of padding: of those nothing is merged.
+    staged["chunk_merges"][len(chunks.merges) :] = 0
 
 
 class _Layout:

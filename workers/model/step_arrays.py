@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workers.model.chunk_work import ChunkArrays
+
 _ALIGNMENT = 16
 """Bytes: kernels have another variant for addresses that are no multiple of it."""
 
@@ -34,6 +36,8 @@ class StepArrays:
     """[num_tiles, 4]; none where queries are not cut beforehand."""
     num_prefill_blocks: int
     """Of the longest context of a row with more than one token."""
+    chunks: ChunkArrays | None = None
+    """The queries of few new tokens, with their contexts cut; None where they are many, or not to be cut."""
 
     @property
     def num_tokens(self) -> int:

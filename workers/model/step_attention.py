@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.chunk_attention import chunk_attention
 from kernels.decode_attention_work import DecodeAttention, decode_attention
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.prefill_attention import prefill_attention
@@ -89,11 +90,14 @@ def _attend_by_work(
     window: int,
     soft_cap: float,
 ) -> Tensor:
-    """Both kinds of rows into one tensor; on CUDA."""
+    """Both kinds of rows into one tensor; decoding rows on CUDA only."""
     out = torch.empty_like(q)
     if inputs.num_decodes:
         decode_attention(q, kv_cache, layer, work, scale, out, window, soft_cap)
-    if inputs.num_decodes < inputs.num_tokens:
+    if inputs.prefill_chunks is not None:
+        tables, chunks = inputs.prefill_block_tables, inputs.prefill_chunks
+        chunk_attention(q, kv_cache, layer, tables, chunks, scale, out, window, soft_cap)
+    elif inputs.num_decodes < inputs.num_tokens:
         prefill_attention(
             q,
             kv_cache,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.chunk_attention import ChunkWork
 from kernels.decode_attention_work import DecodeAttention
 from kernels.prefill_attention_hopper import QueryTiles
 
@@ -39,6 +40,8 @@ class StepInputs:
     """How the decoding rows' attention is cut, on CUDA; None: by the tables and lengths above."""
     prefill_tiles: QueryTiles | None = None
     """The prefill rows' queries in tiles, counted as ``prefill_query_starts`` are; None: not cut beforehand."""
+    prefill_chunks: ChunkWork | None = None
+    """The prefill rows' queries and contexts cut into pieces, if they are few; None: by ``prefill_tiles``."""
 
     @property
     def num_tokens(self) -> int:
