@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.chunk_attention import ChunkWork, chunk_attention, queries_a_tile
 from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
 from kernels.prefill_attention_hopper import QueryTiles
 from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, rms_norm, rms_norm_ref
 from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
 from kernels.silu_mul import silu_mul, silu_mul_ref
+from workers.model.chunk_work import ChunkCut
 from workers.model.prefill_work import cut_queries
 
 pytestmark = [
@@ -213,6 +215,67 @@ def test_prefill_attention_of_long_prompts_and_of_many(
         got = prefill_attention(q, cache, 1, tables, starts, lens, 128**-0.5, out, tiles=tiles)
 
         assert_close(got, plain, torch.bfloat16)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens", "num_decodes"),
+    [
+        ([16], [8016], 0),
+        ([128], [8128], 0),
+        ([32] * 4, [2032, 500, 33, 32], 3),
+        ([8] * 16, [4008] * 8 + [8] * 8, 0),
+        ([1, 0, 5, 0], [1, 3, 70, 0], 20),
+    ],
+)
+@pytest.mark.parametrize(
+    ("head_dim", "group", "window", "soft_cap"),
+    [(128, 4, 0, 0.0), (64, 7, 0, 0.0), (80, 1, 0, 0.0), (128, 4, 1000, 30.0), (256, 2, 0, 50.0)],
+)
+def test_chunks_over_long_contexts(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_decodes: int,
+    head_dim: int,
+    group: int,
+    window: int,
+    soft_cap: float,
+) -> None:
+    num_kv_heads, scale = 2, head_dim**-0.5
+    cache, tables = make_cache(context_lens, num_kv_heads, 16, head_dim, dtype, "cuda")
+    starts = num_decodes + np.cumsum([0, *query_lens])
+    end = int(starts[-1])
+    way = ChunkCut(queries_a_tile(group), 60)
+    cut = way.cut(starts, np.array(context_lens), end)
+    assert cut is not None
+    # As in a graph: buffers that an earlier step has filled, and tokens of padding.
+    told = [torch.full(shape, 10**6, dtype=torch.int32, device="cuda") for shape in way.shapes().values()]
+    told[3].zero_()
+    for buffer, part in zip(told, (cut.tiles, cut.items, cut.shares, cut.merges), strict=True):
+        buffer[: len(part)] = torch.from_numpy(part).cuda()
+    q = randn(128, num_kv_heads * group, head_dim, dtype=dtype) * 2
+    on_cpu = (torch.tensor(one, dtype=torch.int32) for one in (starts - num_decodes, context_lens))
+    want = torch.full(q.shape, 7.0)
+    want[num_decodes:end] = prefill_attention_ref(
+        q[num_decodes:end].float().cpu(),
+        cache.nan_to_num().float().cpu(),
+        1,
+        tables.cpu(),
+        *on_cpu,
+        scale,
+        window,
+        soft_cap,
+    )
+
+    for _ in range(3):
+        out = torch.full_like(q, 7.0)
+        chunk_attention(q, cache, 1, tables, ChunkWork(*told), scale, out, window, soft_cap)
+
+        assert_close(out[num_decodes:end].cpu(), want[num_decodes:end], dtype)
+        assert (out[:num_decodes] == 7.0).all()
+        assert (out[end:] == 7.0).all()
 
 
 def test_attention_beyond_two_to_the_31_elements() -> None:

@@ -1,0 +1,142 @@
+"""The cutting of few new tokens over long contexts, and that a step's attention follows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.decode_attention_work import DecodeAttention, DecodeWork
+from kernels.prefill_attention import prefill_attention_ref
+from workers.engine.plan import NewRow, StepPlan
+from workers.engine.request import ChoiceParams
+from workers.model.batch import Batch
+from workers.model.chunk_work import MAX_ROWS, MAX_TOKENS, TILE, ChunkCut, chunk_cut
+from workers.model.step_attention import attend
+
+rows = st.lists(
+    st.tuples(st.integers(0, MAX_TOKENS // MAX_ROWS), st.integers(0, 9000)), min_size=1, max_size=MAX_ROWS
+).filter(lambda rows: sum(count for count, _ in rows) > 0)
+
+
+@given(
+    rows=rows,
+    num_decodes=st.integers(0, 20),
+    queries=st.sampled_from([1, 9, 16, 64]),
+    shares=st.integers(1, 70),
+)
+def test_pieces_cover_what_each_query_sees_and_are_merged_by_it(
+    rows: list[tuple[int, int]], num_decodes: int, queries: int, shares: int
+) -> None:
+    counts, before = np.array(rows, dtype=np.int64).T
+    starts = num_decodes + np.concatenate(([0], np.cumsum(counts)))
+
+    cut = ChunkCut(queries, shares).cut(starts, before + counts, int(starts[-1]))
+
+    assert cut is not None
+    assert cut.shares[0] == 0
+    assert cut.shares[-1] == len(cut.items)
+    assert not cut.merges[:num_decodes].any()
+    for row, (count, context) in enumerate(rows):
+        for query in range(count):
+            first, num_pieces, offset, _ = cut.merges[starts[row] + query]
+            pieces = cut.items[first : first + num_pieces]
+            tile = cut.tiles[pieces[0, 0]]
+            assert (pieces[:, 0] == pieces[0, 0]).all()
+            assert (pieces[:, 1] == row).all()
+            assert (pieces[:, 7] == num_pieces).all()
+            assert pieces[:, 4].tolist() == [*range(first, first + num_pieces)]
+            assert tile.tolist() == [row, starts[row] + query - offset, tile[2], context + query - offset]
+            assert offset < tile[2] <= queries
+            assert pieces[0, 2] == 0
+            assert (pieces[1:, 2] == pieces[:-1, 3]).all()
+            assert context + query < pieces[-1, 3] < context + count + TILE
+
+
+@given(rows=rows, queries=st.sampled_from([1, 9, 16, 64]), shares=st.integers(1, 70))
+def test_graphs_have_room_for_every_cut(rows: list[tuple[int, int]], queries: int, shares: int) -> None:
+    counts, before = np.array(rows, dtype=np.int64).T
+    starts, way = np.concatenate(([0], np.cumsum(counts))), ChunkCut(queries, shares)
+
+    cut = way.cut(starts, before + counts, int(starts[-1]))
+
+    assert cut is not None
+    for part, most in zip((cut.tiles, cut.items, cut.shares, cut.merges), way.shapes().values(), strict=True):
+        assert len(part) <= most[0]
+        assert part.shape[1:] == most[1:]
+
+
+def test_a_lone_prompts_context_is_shared_by_many_programs() -> None:
+    way = chunk_cut(num_heads=32, num_kv_heads=8, num_processors=132)
+
+    assert way == ChunkCut(queries=16, num_shares=33)
+    cut = way.cut(np.array([0, 16]), np.array([8016]), 16)
+    assert cut is not None
+    lengths = cut.items[:, 3] - cut.items[:, 2]
+    assert len(cut.items) == 32
+    assert lengths.max() == 4 * TILE
+    assert np.diff(cut.shares).max() == 1
+
+
+@pytest.mark.parametrize("counts", [[MAX_TOKENS + 1], [1] * (MAX_ROWS + 1), [0]])
+def test_many_queries_and_none_are_left_to_others(counts: list[int]) -> None:
+    starts = np.cumsum([0, *counts])
+
+    assert ChunkCut(16, 33).cut(starts, np.array(counts) + 5000, int(starts[-1])) is None
+
+
+def test_heads_that_a_program_cannot_hold_are_left_to_others() -> None:
+    assert chunk_cut(num_heads=71, num_kv_heads=1, num_processors=132) is None
+
+
+def make_step(num_new: int) -> tuple[Batch, StepPlan]:
+    """A row that has 40 tokens computed and gets ``num_new``."""
+    batch = Batch(2, 400, 16, torch.device("cpu"))
+    ids = [*range(40 + num_new)]
+    new = NewRow(0, ids, len(ids), ChoiceParams(max_tokens=2))
+    batch.apply(StepPlan(0, [new], [0], [0], [40], [False], [[3, 1, 4]]))
+    blocks = [*range(5, 5 + -(-(40 + num_new) // 16) - 3)]
+    plan = StepPlan(1, [], [0], [40], [num_new], [True], [blocks])
+    batch.apply(plan)
+    return batch, plan
+
+
+@pytest.mark.parametrize(("num_new", "is_cut"), [(MAX_TOKENS, True), (MAX_TOKENS + 1, False)])
+def test_a_step_of_few_new_tokens_is_cut_where_asked(num_new: int, is_cut: bool) -> None:
+    batch, plan = make_step(num_new)
+
+    asked = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=ChunkCut(16, 4))
+
+    assert (asked.chunks is not None) == is_cut
+    assert (batch.upload(asked).prefill_chunks is not None) == is_cut
+    unasked = batch.arrays(plan, None, has_work=True, has_tiles=True)
+    assert batch.upload(unasked).prefill_chunks is None
+
+
+def test_attention_follows_the_cut_where_there_is_one() -> None:
+    batch, plan = make_step(20)
+    arrays = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=ChunkCut(16, 4))
+    nothing = torch.zeros(0)
+    work = DecodeAttention(
+        batch.block_tables, DecodeWork(nothing, nothing, nothing, nothing, nothing, nothing), None
+    )
+    inputs = batch.upload(arrays, decode_work=work)
+    q, cache = torch.randn(20, 4, 8), torch.randn(8, 1, 2, 2, 16, 8)
+    table, starts, lens = (
+        inputs.prefill_block_tables,
+        inputs.prefill_query_starts,
+        inputs.prefill_context_lens,
+    )
+    want = prefill_attention_ref(q, cache, 0, table, starts, lens, 0.3)
+
+    # Without the cut, a step needs to know where its rows' queries begin.
+    untold = replace(inputs, prefill_query_starts=starts[:0])
+    got = attend(q, cache, 0, untold, 0.3)
+
+    torch.testing.assert_close(got, want)
+    with pytest.raises(ValueError, match="starts"):
+        attend(q, cache, 0, replace(untold, prefill_chunks=None), 0.3)
