@@ -65,7 +65,7 @@ def attended(
     group, head_dim, query_lens, context_lens, num_decodes, num_shares = shape
     starts = num_decodes + np.cumsum([0, *query_lens])
     num_tokens = int(starts[-1])
-    cut = ChunkCut(chunk.queries_a_tile(group), num_shares)
+    cut = ChunkCut(chunk.queries_a_tile(group), num_shares, heads_a_processor=1.0, kv_heads_a_processor=1.0)
     arrays = cut.cut(starts, np.array(context_lens), num_tokens)
     assert arrays is not None
     work = padded(arrays, num_tokens + 3)

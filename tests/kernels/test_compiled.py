@@ -100,7 +100,7 @@ def test_products_of_few_rows_keep_their_registers(
     compiling: ModuleType, architecture: int, num_rows: int, kind: str, tmp_path: Path
 ) -> None:
     tiles = {
-        "parts": few_rows.parts_tiles(4096, 14336),
+        "parts": few_rows.parts_tiles(4096, 14336, num_rows),
         "whole": few_rows.whole_tiles(128256, num_rows),
         "short": few_rows.whole_tiles(7168, num_rows),
         "gated": few_rows.gated_tiles(14336),

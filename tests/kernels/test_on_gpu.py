@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.chunk_attention import ChunkWork, chunk_attention, queries_a_tile
+from kernels.chunk_attention import MERGE_FIELDS, ChunkWork, chunk_attention, queries_a_tile
 from kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_ref
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
 from kernels.prefill_attention_hopper import QueryTiles
@@ -247,15 +247,16 @@ def test_chunks_over_long_contexts(
     cache, tables = make_cache(context_lens, num_kv_heads, 16, head_dim, dtype, "cuda")
     starts = num_decodes + np.cumsum([0, *query_lens])
     end = int(starts[-1])
-    way = ChunkCut(queries_a_tile(group), 60)
+    way = ChunkCut(queries_a_tile(group), 60, heads_a_processor=1.0, kv_heads_a_processor=1.0)
     cut = way.cut(starts, np.array(context_lens), end)
     assert cut is not None
     # As in a graph: buffers that an earlier step has filled, and tokens of padding.
     told = [torch.full(shape, 10**6, dtype=torch.int32, device="cuda") for shape in way.shapes().values()]
-    told[3].zero_()
+    size = max(128, end)
+    told[3] = torch.zeros(size, MERGE_FIELDS, dtype=torch.int32, device="cuda")
     for buffer, part in zip(told, (cut.tiles, cut.items, cut.shares, cut.merges), strict=True):
         buffer[: len(part)] = torch.from_numpy(part).cuda()
-    q = randn(128, num_kv_heads * group, head_dim, dtype=dtype) * 2
+    q = randn(size, num_kv_heads * group, head_dim, dtype=dtype) * 2
     on_cpu = (torch.tensor(one, dtype=torch.int32) for one in (starts - num_decodes, context_lens))
     want = torch.full(q.shape, 7.0)
     want[num_decodes:end] = prefill_attention_ref(

@@ -149,7 +149,7 @@ class Batch:
             num_decodes: rows, the first, that decode; None: those before the first of more than one token.
             has_work: queries are counted from the step's first token, as ``StepInputs.decode_work`` wants them.
             has_tiles: cut the queries of prompts into tiles.
-            chunk_cut: how to cut few new tokens and their contexts into pieces; None: not at all.
+            chunk_cut: how to cut few new tokens and their contexts into pieces, where it pays; None: not at all.
         """
         if num_decodes is None:
             num_decodes = next((i for i, count in enumerate(plan.num_tokens) if count > 1), len(plan.rows))
@@ -165,7 +165,11 @@ class Batch:
         if has_tiles:
             tiles = cut_queries(query_starts, context_lens[num_decodes:])
         chunks = None
-        if chunk_cut is not None:
+        if (
+            chunk_cut is not None
+            and num_decodes < len(rows)
+            and chunk_cut.pays(query_starts, context_lens[num_decodes:])
+        ):
             chunks = chunk_cut.cut(query_starts, context_lens[num_decodes:], int(token_starts[-1]))
         positions = np.arange(token_starts[-1]) + np.repeat(starts - token_starts[:-1], counts)
         rows_of_tokens = np.repeat(rows, counts)

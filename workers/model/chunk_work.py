@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.chunk_attention import MERGE_FIELDS, queries_a_tile
 from workers.model.attention_work import ITEM_FIELDS, cut_contexts
-from workers.model.prefill_work import TILE_FIELDS, cut_queries, max_num_tiles
+from workers.model.prefill_work import QUERIES, TILE_FIELDS, cut_queries, max_num_tiles
 
 MAX_TOKENS = 128
 """New tokens of a step's prompts, with more of which tiles of queries fill the device."""
@@ -17,8 +17,11 @@ MAX_ROWS = 16
 """Prompts of a step, with more of which their heads fill the device."""
 TILE = 64
 """Context tokens; pieces begin at multiples of it."""
-_MAX_PIECES = 32
-"""Of one context. Each writes a partial result, which is read again."""
+_MAX_PIECES = 16
+"""Of one context. Each writes a partial result, which is read again: 16 tokens after 8000 take 38 us, with 32 51."""
+_OVERHEAD, _RELATIVE_WALK = 1500, 1.5
+"""Of ``ChunkCut.pays``: what a second kernel and the host's cut cost, in tokens that a program of the other kernel
+walks (12 us a thousand on an H200), and how much longer a token takes here (two programs share a multiprocessor)."""
 _PROGRAMS_PER_PROCESSOR = 2
 """What shared memory has room for: tiles of keys and values, three at a time."""
 
@@ -47,6 +50,16 @@ class ChunkCut:
     """New tokens of a program, at most."""
     num_shares: int
     """Programs for each KV head."""
+    heads_a_processor: float
+    """Query heads for each of the device's multiprocessors."""
+    kv_heads_a_processor: float
+
+    def pays(self, starts: NDArray[np.int64], context_lens: NDArray[np.int64]) -> bool:
+        """True where pieces are expected to be faster than a program a head and ``QUERIES`` new tokens; see ``cut``."""
+        counts = np.diff(starts)
+        rounds = np.ceil((-(-counts // QUERIES)).sum() * self.heads_a_processor)
+        walked = (-(-counts // self.queries) * context_lens).sum() * self.kv_heads_a_processor
+        return bool(context_lens.max() * rounds > _OVERHEAD + _RELATIVE_WALK * walked)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The largest shapes of ``cut``'s arrays in their order, for steps of ``MAX_TOKENS`` tokens in all."""
@@ -91,4 +104,5 @@ def chunk_cut(num_heads: int, num_kv_heads: int, num_processors: int) -> ChunkCu
     queries = queries_a_tile(num_heads // num_kv_heads)
     if not queries:
         return None
-    return ChunkCut(queries, max(num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1))
+    num_shares = max(num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1)
+    return ChunkCut(queries, num_shares, num_heads / num_processors, num_kv_heads / num_processors)

@@ -11,13 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.chunk_attention import can_attend
 from kernels.draw import DrawShare, draw
 from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
-from workers.model.chunk_work import chunk_cut
+from workers.model.chunk_work import ChunkCut, chunk_cut
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.cuda_step import LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
@@ -69,9 +70,7 @@ class CudaRank(Rank):
             self.dtype,
             self._draw_share(),
         )
-        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        shard = self._decoder.shard
-        self._chunk_cut = chunk_cut(len(shard.q_heads), len(shard.kv_heads), processors)
+        self._chunk_cut = self._make_chunk_cut()
         self._is_plain = [True] * config.max_num_seqs
 
     def warm_up(self) -> None:
@@ -183,6 +182,16 @@ class CudaRank(Rank):
         self._graphs = self._prefill_graphs = None
         super().close()
 
+    def _make_chunk_cut(self) -> ChunkCut | None:
+        assert self._kv_cache is not None, "its type counts"
+        shard = self._decoder.shard
+        num_heads, num_kv_heads = len(shard.q_heads), len(shard.kv_heads)
+        group, head_dim = num_heads // num_kv_heads, self.model_config.head_dim
+        if not can_attend(self.dtype, self._kv_cache.dtype, head_dim, group):
+            return None
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return chunk_cut(num_heads, num_kv_heads, processors)
+
     def _draw_share(self) -> DrawShare | None:
         """What the draw must know of the other ranks' columns, where they have some."""
         vocab = self._decoder.vocab
@@ -257,7 +266,8 @@ class CudaRank(Rank):
             is_cut = all(plan.samples[:num_decodes])
             is_shared = self._buffers.tell(rows, last_positions, no_blocks, num_decodes if is_cut else 0)
             work = self._buffers.attention(is_shared) if is_cut else None
-            few = self._chunk_cut if is_cut else None
+            # Without graphs nothing has compiled its kernels.
+            few = self._chunk_cut if is_cut and self._prefill_graphs is not None else None
             arrays = self._batch.arrays(plan, None, has_work=is_cut, has_tiles=is_cut, chunk_cut=few)
         graphs = self._prefill_graphs
         if graphs is not None and work is not None and not is_shared and graphs.fits(arrays):

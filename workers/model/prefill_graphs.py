@@ -76,16 +76,21 @@ class PrefillGraphs:
         ]
         self._turn = 0
         self._sizes: list[int] = []
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}
+        # By size and whether the attention of few tokens is cut.
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._outputs: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
 
     def capture(self, max_num_tokens: int) -> None:
         """Record the sizes that steps of up to ``max_num_tokens`` need, largest first into one pool."""
         self._sizes = [size for size in _SIZES if size <= max_num_tokens]
         pool = None
         stream = torch.cuda.Stream()
-        for size in reversed(self._sizes):
-            inputs = self._inputs(size)
+        cut_sizes = [size for size in self._sizes if size <= MAX_TOKENS and self._chunk_cut is not None]
+        for key in [
+            *((size, False) for size in reversed(self._sizes)),
+            *((size, True) for size in cut_sizes),
+        ]:
+            inputs = self._inputs(*key)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._decoder.attend_all(inputs, self._kv_cache)
@@ -93,9 +98,9 @@ class PrefillGraphs:
             graph = torch.cuda.CUDAGraph()
             # "thread_local": NCCL's watchdog asks for events meanwhile.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._outputs[size] = self._decoder.attend_all(inputs, self._kv_cache)
+                self._outputs[key] = self._decoder.attend_all(inputs, self._kv_cache)
             pool = graph.pool()
-            self._graphs[size] = graph
+            self._graphs[key] = graph
 
     def fits(self, arrays: StepArrays) -> bool:
         """True if there is a graph for the step; others are launched kernel by kernel."""
@@ -112,8 +117,9 @@ class PrefillGraphs:
         self._told[:end].copy_(self._staging[self._turn, :end], non_blocking=True)
         self._turn = (self._turn + 1) % MAX_LAUNCHED
         self._batch.tokens_at(self._parts["token_places"][:size], out=self._token_ids[:size])
-        self._graphs[size].replay()
-        return *self._outputs[size], self._parts["sample_tokens"][: len(arrays.sample_tokens)]
+        key = (size, size <= MAX_TOKENS and arrays.chunks is not None)
+        self._graphs[key].replay()
+        return *self._outputs[key], self._parts["sample_tokens"][: len(arrays.sample_tokens)]
 
     def _stage(self, arrays: StepArrays, size: int) -> int:
         """Write a step, padded to ``size`` tokens, to pinned memory; return where it ends, in bytes."""
@@ -137,10 +143,11 @@ class PrefillGraphs:
         end = max(num_prefills - 1, 0) * tables.shape[1] + num_blocks
         return self._layout.places["tables"] + end * tables.itemsize
 
-    def _inputs(self, size: int) -> StepInputs:
+    def _inputs(self, size: int, is_cut: bool) -> StepInputs:
         parts = self._parts
         chunks = None
-        if size <= MAX_TOKENS and self._chunk_cut is not None:
+        if is_cut:
+            assert self._chunk_cut is not None, "nothing is cut without it"
             chunks = ChunkWork(*(parts[name] for name in self._chunk_cut.shapes()))
         return StepInputs(
             token_ids=self._token_ids[:size],

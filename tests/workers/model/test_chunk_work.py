@@ -23,6 +23,11 @@ rows = st.lists(
 ).filter(lambda rows: sum(count for count, _ in rows) > 0)
 
 
+def make_cut(queries: int, num_shares: int) -> ChunkCut:
+    """One for a device whose multiprocessors have so many heads each that pieces always pay."""
+    return ChunkCut(queries, num_shares, heads_a_processor=100.0, kv_heads_a_processor=0.0)
+
+
 @given(
     rows=rows,
     num_decodes=st.integers(0, 20),
@@ -35,7 +40,7 @@ def test_pieces_cover_what_each_query_sees_and_are_merged_by_it(
     counts, before = np.array(rows, dtype=np.int64).T
     starts = num_decodes + np.concatenate(([0], np.cumsum(counts)))
 
-    cut = ChunkCut(queries, shares).cut(starts, before + counts, int(starts[-1]))
+    cut = make_cut(queries, shares).cut(starts, before + counts, int(starts[-1]))
 
     assert cut is not None
     assert cut.shares[0] == 0
@@ -60,7 +65,7 @@ def test_pieces_cover_what_each_query_sees_and_are_merged_by_it(
 @given(rows=rows, queries=st.sampled_from([1, 9, 16, 64]), shares=st.integers(1, 70))
 def test_graphs_have_room_for_every_cut(rows: list[tuple[int, int]], queries: int, shares: int) -> None:
     counts, before = np.array(rows, dtype=np.int64).T
-    starts, way = np.concatenate(([0], np.cumsum(counts))), ChunkCut(queries, shares)
+    starts, way = np.concatenate(([0], np.cumsum(counts))), make_cut(queries, shares)
 
     cut = way.cut(starts, before + counts, int(starts[-1]))
 
@@ -73,12 +78,12 @@ def test_graphs_have_room_for_every_cut(rows: list[tuple[int, int]], queries: in
 def test_a_lone_prompts_context_is_shared_by_many_programs() -> None:
     way = chunk_cut(num_heads=32, num_kv_heads=8, num_processors=132)
 
-    assert way == ChunkCut(queries=16, num_shares=33)
+    assert way == ChunkCut(16, 33, heads_a_processor=32 / 132, kv_heads_a_processor=8 / 132)
     cut = way.cut(np.array([0, 16]), np.array([8016]), 16)
     assert cut is not None
     lengths = cut.items[:, 3] - cut.items[:, 2]
-    assert len(cut.items) == 32
-    assert lengths.max() == 4 * TILE
+    assert len(cut.items) == 16
+    assert lengths.max() == 8 * TILE
     assert np.diff(cut.shares).max() == 1
 
 
@@ -86,7 +91,32 @@ def test_a_lone_prompts_context_is_shared_by_many_programs() -> None:
 def test_many_queries_and_none_are_left_to_others(counts: list[int]) -> None:
     starts = np.cumsum([0, *counts])
 
-    assert ChunkCut(16, 33).cut(starts, np.array(counts) + 5000, int(starts[-1])) is None
+    assert make_cut(16, 33).cut(starts, np.array(counts) + 5000, int(starts[-1])) is None
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_new", "before", "old_us", "new_us"),
+    [
+        (1, 16, 0, 6.8, 6.1),
+        (1, 16, 500, 14.7, 24.3),
+        (1, 16, 8000, 100.4, 38.0),
+        (1, 64, 8000, 101.2, 60.7),
+        (1, 128, 8000, 104.4, 85.6),
+        (1, 128, 0, 9.0, 16.8),
+        (4, 16, 8000, 102.9, 67.5),
+        (4, 32, 2000, 31.8, 38.4),
+        (16, 8, 4000, 209.3, 99.5),
+    ],
+)
+def test_pieces_are_made_where_they_were_measured_to_be_faster(
+    num_rows: int, num_new: int, before: int, old_us: float, new_us: float
+) -> None:
+    """By more than what the host takes to cut: 6 us a layer."""
+    way = chunk_cut(num_heads=32, num_kv_heads=8, num_processors=132)
+    assert way is not None
+    starts, lens = np.arange(num_rows + 1) * num_new, np.full(num_rows, before + num_new)
+
+    assert way.pays(starts, lens) == (new_us + 6.0 < old_us)
 
 
 def test_heads_that_a_program_cannot_hold_are_left_to_others() -> None:
@@ -109,7 +139,7 @@ def make_step(num_new: int) -> tuple[Batch, StepPlan]:
 def test_a_step_of_few_new_tokens_is_cut_where_asked(num_new: int, is_cut: bool) -> None:
     batch, plan = make_step(num_new)
 
-    asked = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=ChunkCut(16, 4))
+    asked = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=make_cut(16, 4))
 
     assert (asked.chunks is not None) == is_cut
     assert (batch.upload(asked).prefill_chunks is not None) == is_cut
@@ -119,7 +149,7 @@ def test_a_step_of_few_new_tokens_is_cut_where_asked(num_new: int, is_cut: bool)
 
 def test_attention_follows_the_cut_where_there_is_one() -> None:
     batch, plan = make_step(20)
-    arrays = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=ChunkCut(16, 4))
+    arrays = batch.arrays(plan, None, has_work=True, has_tiles=True, chunk_cut=make_cut(16, 4))
     nothing = torch.zeros(0)
     work = DecodeAttention(
         batch.block_tables, DecodeWork(nothing, nothing, nothing, nothing, nothing, nothing), None
