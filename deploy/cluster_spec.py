@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import INGRESS_APPLICATION, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
+from deploy.durations import Seconds
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
 from deploy.refusals import Spec, refusal, refused_path
@@ -21,10 +22,10 @@ class ScaleEntry(Spec):
 
     min_replicas: int = Field(1, ge=0, le=1024)
     max_replicas: int = Field(ge=1, le=1024)
-    target_ttft_s: float = Field(2.0, gt=0)
-    target_tpot_s: float = Field(0.1, gt=0)
-    downscale_delay_s: float = Field(60.0, ge=0)
-    scale_to_zero_delay_s: float = Field(300.0, ge=0)
+    target_ttft_s: Seconds = Field(2.0, gt=0)
+    target_tpot_s: Seconds = Field(0.1, gt=0)
+    downscale_delay_s: Seconds = Field(60.0, ge=0)
+    scale_to_zero_delay_s: Seconds = Field(300.0, ge=0)
 
     def bounds(self, initial_replicas: int) -> ScaleBounds:
         """The same for Ray Serve."""

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Protocol
 import typer
 import yaml
 
+from deploy.bench.options import finite
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
 from deploy.console import console, counted, stage
+from deploy.durations import MOST_S
 from workers.engine.errors import ShoalError
 
 _POLL_S = 1.0
@@ -49,7 +51,10 @@ def deploy(
         bool, typer.Option("--print", help="Write what `serve deploy` would take, and deploy nothing.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option(min=0, help="How long to wait for all of it to run; 0: not at all.")
+        float,
+        typer.Option(
+            min=0, max=MOST_S, callback=finite, help="How long to wait for all of it to run; 0: not at all."
+        ),
     ] = 1800.0,
 ) -> None:
     """Serve the models of CONFIG on a Ray cluster that runs already; what is there and unchanged is left alone."""

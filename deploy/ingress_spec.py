@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from deploy.durations import Seconds
 from deploy.refusals import Spec
 from deploy.settings import Policy
 
@@ -17,9 +18,9 @@ class IngressSpec(Spec):
     num_cpus: float = Field(1.0, ge=0)
     """CPUs that an ingress process counts for where it is placed."""
     max_body_bytes: int = Field(8 << 20, ge=1024)
-    replica_wait_s: float = Field(120.0, gt=0)
-    stall_timeout_s: float = Field(60.0, gt=0)
-    drain_timeout_s: float = Field(600.0, ge=0)
+    replica_wait_s: Seconds = Field(120.0, gt=0)
+    stall_timeout_s: Seconds = Field(60.0, gt=0)
+    drain_timeout_s: Seconds = Field(600.0, ge=0)
     """For the streams of an ingress that leaves; longer than the longest stream."""
     grpc_port: int | None = Field(None, ge=1, le=65535)
     """Port of the gRPC API on every node that has an ingress process. None: no gRPC."""

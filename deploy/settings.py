@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
+from deploy.durations import Seconds
 from deploy.refusals import no_truth_value, refusal, refused_path
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
@@ -78,13 +79,13 @@ class ServeSettings(BaseSettings):
     """Copies that there may be under load; None: always as many as --replicas, which are otherwise the first."""
     min_replicas: int = Field(1, ge=0, le=1024)
     """Copies that stay without load, with --max-replicas; 0: none, and the first request waits for one to start."""
-    target_ttft_s: float = Field(2.0, gt=0)
+    target_ttft_s: Seconds = Field(2.0, gt=0)
     """Time to first token that copies are added for, with --max-replicas."""
-    target_tpot_s: float = Field(0.1, gt=0)
+    target_tpot_s: Seconds = Field(0.1, gt=0)
     """Time per output token that copies are added for, with --max-replicas."""
-    downscale_delay_s: float = Field(60.0, ge=0)
+    downscale_delay_s: Seconds = Field(60.0, ge=0)
     """How long a lighter load must last before a copy is given back, with --max-replicas."""
-    scale_to_zero_delay_s: float = Field(300.0, ge=0)
+    scale_to_zero_delay_s: Seconds = Field(300.0, ge=0)
     """How long nothing may have been asked before the last copy is given back, with --min-replicas 0."""
     ingress_replicas: int = Field(1, ge=1, le=64)
     """HTTP processes."""
@@ -153,16 +154,16 @@ class ServeSettings(BaseSettings):
     """How requests are placed on replicas."""
     max_body_bytes: int = Field(8 << 20, ge=1024)
     """Longest request body."""
-    stall_timeout_s: float = Field(60.0, gt=0)
+    stall_timeout_s: Seconds = Field(60.0, gt=0)
     """A replica without a step for so long while work waits counts as stuck; sooner, from 10 s on, if that is 20 times
     what its largest step is expected to take."""
-    rank_timeout_s: float = Field(1.0, gt=0)
+    rank_timeout_s: Seconds = Field(1.0, gt=0)
     """A rank that has not answered for this long (its host is cut off) is lost with its group; so is one whose process
     has been stopped for half as long, or whose replica's or engine's process has been for as long (by a debugger, too).
     One that Ray has no process for after ten times as long is made anew."""
-    drain_timeout_s: float = Field(60.0, ge=0)
+    drain_timeout_s: Seconds = Field(60.0, ge=0)
     """Time for the requests of a replica that is taken away, before they go on elsewhere."""
-    replica_wait_s: float = Field(120.0, gt=0)
+    replica_wait_s: Seconds = Field(120.0, gt=0)
     """How long a request waits for a replica where none is there, before a 503."""
     haproxy: bool = sys.platform == "linux"
     """Put HAProxy before the ingress; without it Ray Serve's own proxy stands there."""
@@ -186,7 +187,7 @@ class ServeSettings(BaseSettings):
     """Share of requests that are traced where the caller has not decided it."""
     scripted: bool = False
     """Serve tokens by formula instead of a model, to measure everything else."""
-    scripted_step_s: float = Field(0.0, ge=0)
+    scripted_step_s: Seconds = Field(0.0, ge=0)
     """Duration of a step then."""
 
     @field_validator("trust_remote_code")

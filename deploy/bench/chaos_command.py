@@ -12,6 +12,7 @@ from deploy.bench.cluster_options import check_cluster, check_streams, model_fro
 from deploy.bench.options import JsonOption, above_zero, check_context, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.durations import MOST_S
 from deploy.own_cluster import own_cluster, run_on
 from deploy.tables import print_table
 from workers.engine.errors import InvalidRequest
@@ -41,10 +42,11 @@ def chaos(
     rounds: Annotated[int, typer.Option(min=1, help="Of each fault.")] = 1,
     faults: Annotated[str, typer.Option(help="Separated by commas; `all` for all.")] = "all",
     stall_timeout_s: Annotated[
-        float, typer.Option(callback=above_zero, help="When a stopped process counts as stuck.")
+        float, typer.Option(max=MOST_S, callback=above_zero, help="When a stopped process counts as stuck.")
     ] = 10.0,
     drain_timeout_s: Annotated[
-        float, typer.Option(min=0, callback=finite, help="How long a replica that leaves may go on.")
+        float,
+        typer.Option(min=0, max=MOST_S, callback=finite, help="How long a replica that leaves may go on."),
     ] = 2.0,
     json_path: JsonOption = None,
 ) -> None:

@@ -12,6 +12,7 @@ import typer
 from deploy.bench.options import JsonOption, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
+from deploy.durations import MOST_S
 from deploy.own_cluster import own_cluster, run_on
 
 SEATS, STEP_S, INPUT_LEN, OUTPUT_LEN = 8, 0.05, 32, 20
@@ -25,7 +26,8 @@ def fairness(
         float, typer.Option(min=1, callback=finite, help="By which the noisy caller exceeds its share.")
     ] = 10.0,
     phase_s: Annotated[
-        float, typer.Option(min=5, callback=finite, help="How long it does, and how long it does not.")
+        float,
+        typer.Option(min=5, max=MOST_S, callback=finite, help="How long it does, and how long it does not."),
     ] = 60.0,
     json_path: JsonOption = None,
 ) -> None:

@@ -13,6 +13,7 @@ from deploy.bench.options import JsonOption, check_context, check_spread, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.deployed_cluster import DeployedCluster
+from deploy.durations import MOST_S
 from deploy.own_cluster import own_cluster, run_on
 from deploy.served_cluster import ServedCluster
 from workers.engine.errors import InvalidRequest
@@ -26,9 +27,11 @@ def soak(
         str | None, typer.Option(help="A model to serve. (default: no model, steps by formula)")
     ] = None,
     streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 500,
-    duration_s: Annotated[float, typer.Option(min=10, callback=finite, help="How long.")] = 300.0,
+    duration_s: Annotated[float, typer.Option(min=10, max=MOST_S, callback=finite, help="How long.")] = 300.0,
     replicas: Annotated[int, typer.Option(min=1, max=1024)] = 2,
-    step_s: Annotated[float, typer.Option(min=0, callback=finite, help="Of a step by formula.")] = 0.2,
+    step_s: Annotated[
+        float, typer.Option(min=0, max=MOST_S, callback=finite, help="Of a step by formula.")
+    ] = 0.2,
     input_len: Annotated[int, typer.Option(min=1)] = 64,
     output_len: Annotated[int, typer.Option(min=2)] = 50,
     spread: Annotated[int, typer.Option(min=0, help="Prompts' lengths are uniform from this much less.")] = 0,

@@ -12,6 +12,7 @@ import typer
 from deploy.bench.options import check_not_given, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console
+from deploy.durations import MOST_S
 from deploy.output_file import open_output
 from deploy.tables import print_table
 from router.placement.policy import POLICIES
@@ -75,18 +76,23 @@ def simulate(
     start_s: Annotated[
         float,
         typer.Option(
-            min=0, callback=finite, help="With --autoscale: seconds that a new replica takes to start."
+            min=0,
+            max=MOST_S,
+            callback=finite,
+            help="With --autoscale: seconds that a new replica takes to start.",
         ),
     ] = 30.0,
     downscale_delay_s: Annotated[
         float,
-        typer.Option(min=0, callback=finite, help="With --autoscale: seconds of less load before one goes."),
+        typer.Option(
+            min=0, max=MOST_S, callback=finite, help="With --autoscale: seconds of less load before one goes."
+        ),
     ] = 60.0,
     target_ttft_s: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="Promised time to first token.")
+        float, typer.Option(min=0.001, max=MOST_S, callback=finite, help="Promised time to first token.")
     ] = 2.0,
     target_tpot_s: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="Promised time per output token.")
+        float, typer.Option(min=0.001, max=MOST_S, callback=finite, help="Promised time per output token.")
     ] = 0.1,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Only the first ones. [all]")] = None,
     skip_requests: Annotated[int, typer.Option(min=0, help="Leave the first ones out.")] = 0,

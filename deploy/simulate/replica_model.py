@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from deploy.durations import Seconds
 from deploy.refusals import Spec, refusal, refused_path
 from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
@@ -24,13 +25,13 @@ class ReplicaModel(Spec):
     kind: Literal["engine", "fifo"] = "engine"
     """``engine``: Shoal's own scheduler and block manager. ``fifo``: the textbook replica of ``FifoReplica``."""
     prompt_tokens_per_s: float = Field(15_000.0, gt=0)
-    base_s: float = Field(0.008, gt=0)
+    base_s: Seconds = Field(0.008, gt=0)
     """Of each step."""
-    per_sequence_s: float = Field(0.0001, ge=0)
+    per_sequence_s: Seconds = Field(0.0001, ge=0)
     """Of each decoding request in a step."""
-    per_context_token_s: float = Field(0.0, ge=0)
+    per_context_token_s: Seconds = Field(0.0, ge=0)
     """Of each KV token that a step's decoding requests read."""
-    per_attended_s: float = Field(0.0, ge=0)
+    per_attended_s: Seconds = Field(0.0, ge=0)
     """Of each pair of a prompt token and a KV token that it reads; ``engine`` only."""
     max_num_seqs: int = Field(128, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=1)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from deploy.bench.options import check_order, finite
 from deploy.console import console, counted
+from deploy.durations import MOST_S
 from deploy.output_file import check_output, is_same_file
 from router.trace import Trace, merge_traces, read_trace, write_trace
 from workers.engine.errors import InvalidRequest
@@ -43,7 +44,9 @@ def merge(
 def day(
     trace: Annotated[Path, typer.Argument(help="A trace of any format, played over and over.")],
     output: Annotated[Path, typer.Argument(help="The trace to write; compressed if it ends in .gz.")],
-    hours: Annotated[float, typer.Option(min=0.01, callback=finite, help="Length of the day.")] = 24.0,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=MOST_S / 3600, callback=finite, help="Length of the day.")
+    ] = 24.0,
     low: Annotated[
         float,
         typer.Option(
