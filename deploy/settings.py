@@ -19,15 +19,19 @@ from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
 from deploy.durations import Seconds
 from deploy.refusals import no_truth_value, refusal, refused_path
+from deploy.setting_values import checked_url, checked_words
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
+HttpAddress = Annotated[str, Field(json_schema_extra={"pattern": r"^https?://[^/\s]"})]
+"""Checked by ``checked_url``, which says what to write; the pattern is for the chart."""
 Words = Annotated[tuple[str, ...], NoDecode]
 Quantizations = Literal[
     "awq", "gptq", "squeezellm", "fp8", "int8", "int4", "compressed-tensors", "bitsandbytes", "gguf"
 ]
+_ONLY_WITH_SCALING = ("target_ttft_s", "target_tpot_s", "downscale_delay_s", "scale_to_zero_delay_s")
 Policy = Literal["prefix", "least-load", "round-robin", "power-of-two", "longest-match", "consistent-hash"]
 
 
@@ -169,7 +173,7 @@ class ServeSettings(BaseSettings):
     """Put HAProxy before the ingress; without it Ray Serve's own proxy stands there."""
     cache_dir: Path = Path(user_cache_dir("shoal"))
     """Where the demo model is kept."""
-    hub_endpoint: str | None = None
+    hub_endpoint: HttpAddress | None = None
     """Address of the model hub; None: HF_ENDPOINT, else the Hugging Face hub."""
     offline: bool = False
     """Never ask a network for a model."""
@@ -181,7 +185,7 @@ class ServeSettings(BaseSettings):
     """Also tell metrics under the names that vLLM's dashboards read."""
     log_format: Literal["text", "json"] = "text"
     """How ingresses and replicas write their logs; json: an object a line."""
-    otlp_endpoint: str | None = None
+    otlp_endpoint: HttpAddress | None = None
     """Where traces go (OTLP over HTTP); None: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere."""
     trace_ratio: float = Field(1.0, ge=0, le=1)
     """Share of requests that are traced where the caller has not decided it."""
@@ -196,6 +200,12 @@ class ServeSettings(BaseSettings):
         if value:
             raise ValueError("no code of a checkpoint is ever run here: leave it out")
         return value
+
+    # Before ``_words``, so that what is refused is a list, which no message shows: keys are among it.
+    @field_validator("served_model_name", "api_key", "allowed_origins")
+    @classmethod
+    def _words_differ(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        return checked_words(words)
 
     @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
     @classmethod
@@ -233,16 +243,25 @@ class ServeSettings(BaseSettings):
             raise ValueError(
                 f"--min-replicas {self.min_replicas} needs --max-replicas: without it the number is fixed, --replicas"
             )
+        if self.max_replicas is None:
+            for name in _ONLY_WITH_SCALING:
+                if name in self.model_fields_set:
+                    flag = "--" + name.replace("_", "-")
+                    raise ValueError(
+                        f"{flag} {getattr(self, name):g} needs --max-replicas: without it the number of replicas is "
+                        "fixed, give both or neither"
+                    )
         return self
 
     @field_validator("otlp_endpoint")
     @classmethod
-    def _is_a_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError(
-                f"is {value!r}, spans are sent by HTTP: give http:// or https:// before host and port"
-            )
-        return value
+    def _spans_go_to_a_url(cls, value: str | None) -> str | None:
+        return checked_url(value, "spans are sent by HTTP")
+
+    @field_validator("hub_endpoint")
+    @classmethod
+    def _hub_is_a_url(cls, value: str | None) -> str | None:
+        return checked_url(value, "the hub is asked by HTTP")
 
     @model_validator(mode="after")
     def _determinism_is_possible(self) -> ServeSettings:
@@ -286,6 +305,10 @@ class ServeSettings(BaseSettings):
             )
         if not self.enable_chunked_prefill:
             notes.append("--no-enable-chunked-prefill has no effect: long prompts are computed in portions")
+        if "scale_to_zero_delay_s" in self.model_fields_set and self.min_replicas > 0:
+            notes.append(
+                f"--scale-to-zero-delay-s has no effect: --min-replicas {self.min_replicas} keeps the last replica"
+            )
         return notes
 
     @property

@@ -143,3 +143,6 @@ def test_what_has_no_effect_is_noted() -> None:
     assert make_settings().notes == []
     (note,) = make_settings(num_scheduler_steps="8").notes
     assert "--num-scheduler-steps has no effect" in note
+    assert make_settings(scale_to_zero_delay_s=9, min_replicas=0, max_replicas=4).notes == []
+    (note,) = make_settings(scale_to_zero_delay_s=9, max_replicas=4).notes
+    assert "--scale-to-zero-delay-s has no effect: --min-replicas 1" in note

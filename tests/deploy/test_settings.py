@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -75,10 +76,54 @@ def test_the_first_number_of_replicas_lies_between_least_and_most() -> None:
         make_settings(min_replicas=0)
 
 
-def test_spans_go_to_a_url() -> None:
-    assert make_settings(otlp_endpoint="http://otel:4318").otlp_endpoint == "http://otel:4318"
-    with pytest.raises(InvalidRequest, match=r"'otel:4318'.*http://"):
-        make_settings(otlp_endpoint="otel:4318")
+@pytest.mark.parametrize("name", ["otlp_endpoint", "hub_endpoint"])
+def test_spans_and_the_hub_are_reached_by_a_url(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+
+    assert getattr(make_settings(**{name: "http://there:4318"}), name) == "http://there:4318"
+    for value in ("there:4318", "nope", "ftp://there", "http://", "http://there:99999", "http://[::1"):
+        with pytest.raises(
+            InvalidRequest, match=rf"^{flag} is '{re.escape(value)}': [^']*http://"
+        ) as refused:
+            make_settings(**{name: value})
+        assert refused.value.param == name
+
+
+@pytest.mark.parametrize("name", ["served_model_name", "api_key", "allowed_origins"])
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([""], "it is empty"),
+        (["one", " "], "number 2 of 2 is empty"),
+        ("one,,two", "number 2 of 3 is empty"),
+        (["one", "two", "one"], "number 3 of 3 is the same as number 1"),
+        ("one, one", "number 2 of 2 is the same as number 1"),
+    ],
+)
+def test_words_that_are_empty_or_twice_there_are_refused_and_not_shown(
+    name: str, value: object, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^--{name.replace('_', '-')}: {says}") as refused:
+        make_settings(**{name: value})
+
+    assert refused.value.param == name
+    assert "two" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["target_ttft_s", "target_tpot_s", "downscale_delay_s", "scale_to_zero_delay_s"]
+)
+def test_what_concerns_scaling_alone_needs_a_number_of_replicas_that_scales(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"--{name.replace('_', '-')} 5 needs --max-replicas"
+
+    with pytest.raises(InvalidRequest, match=says):
+        make_settings(**{name: 5})
+    assert getattr(make_settings(**{name: 5}, max_replicas=3), name) == 5
+    monkeypatch.setenv(f"SHOAL_{name.upper()}", "5")
+    with pytest.raises(InvalidRequest, match=says):
+        make_settings()
 
 
 @pytest.mark.parametrize("value", [True, False])

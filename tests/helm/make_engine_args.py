@@ -16,7 +16,7 @@ SCHEMA = Path(__file__).resolve().parents[2] / "helm/values.schema.json"
 NAMED_OTHERWISE = ("device", "dtype", "load_format", "max_model_len", "model", "served_model_name",
                    "replicas", "tensor_parallel_size")  # fmt: skip
 """What a value of the chart's own says. Any value passes here: the template names that value in its refusal."""
-_KEPT = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_KEPT = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern")
 
 
 def engine_args() -> dict[str, Any]:

@@ -26,7 +26,27 @@ if TYPE_CHECKING:
 CHART_SCHEMA = json.loads(SCHEMA.read_text())
 ARGS = jsonschema.Draft7Validator(CHART_SCHEMA["definitions"]["engineArgs"])
 OWN = sorted(ENGINE_SETTINGS - set(NAMED_OTHERWISE))
-TRIED = [-1, 0, 1, 2, 16, 0.5, 1.5, 32, 5000, 1 << 21, True, False, "", "auto", "fp8", "none such", [], {}]
+TRIED = [
+    -1,
+    0,
+    1,
+    2,
+    16,
+    0.5,
+    1.5,
+    32,
+    5000,
+    1 << 21,
+    True,
+    False,
+    "",
+    "auto",
+    "fp8",
+    "none such",
+    "http://hub",
+    [],
+    {},
+]
 
 
 def deploys(name: str, value: object) -> bool:
