@@ -103,11 +103,12 @@ def start_local_cluster(settings: ServeSettings) -> LocalCluster:
 
 
 def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig, IngressConfig]:
-    model = read_model_config(files, settings.model_impl)
-    check_cluster(settings, files, model)
+    keys = key_ring(settings)  # before what takes seconds
     trace_folder = settings.record_trace and settings.record_trace.absolute()
     if trace_folder is not None:
         _check_writable(trace_folder)
+    model = read_model_config(files, settings.model_impl)
+    check_cluster(settings, files, model)
     replica = replace(
         settings.replica_config(str(files.path), files.name),
         stopping_file=Runtime.of_port(settings.port).stopping,
@@ -120,7 +121,7 @@ def _configs(settings: ServeSettings, files: ModelFiles) -> tuple[ReplicaConfig,
         timeouts=Timeouts(replica_wait_s=settings.replica_wait_s, stall_s=settings.stall_timeout_s),
         trace_folder=trace_folder,
         allowed_origins=settings.allowed_origins,
-        keys=key_ring(settings),
+        keys=keys,
         rpc=_rpc_config(settings),
         key_file=settings.api_keys and settings.api_keys.absolute(),
         observability=settings.observability,
@@ -135,7 +136,10 @@ def key_ring(settings: ServeSettings) -> KeyRing | None:
         InvalidRequest: a key is empty, or the key file is not to be understood.
     """
     if settings.api_keys is not None:
-        read_keys(settings.api_keys)
+        try:
+            read_keys(settings.api_keys)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--api-keys: {error.message}", "api_keys") from None
     return ring_of_keys(settings.api_key) if settings.api_key else None
 
 
@@ -153,13 +157,19 @@ def _rpc_config(settings: ServeSettings) -> RpcConfig | None:
 
 
 def _check_writable(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InvalidRequest(
+            f"--record-trace {folder} is a file, it must be a folder: name one, or what is to become one",
+            "record_trace",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise InvalidRequest(
-            f"--record-trace {folder} cannot be written to: {error}", "record_trace"
+            f"--record-trace {folder} cannot be written to ({error.strerror}): name another folder",
+            "record_trace",
         ) from error
 
 

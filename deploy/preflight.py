@@ -7,6 +7,7 @@ from deploy.settings import ServeSettings
 from workers.checkpoint.model_config import ModelConfig
 from workers.checkpoint.source import DEMO_MODEL, ModelFiles
 from workers.checkpoint.vocabulary import load_vocabulary
+from workers.engine.errors import InvalidRequest
 
 
 def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig) -> None:
@@ -24,5 +25,18 @@ def check_cluster(settings: ServeSettings, files: ModelFiles, model: ModelConfig
 
 
 def text_files(settings: ServeSettings, files: ModelFiles) -> ModelFiles:
-    """Where tokenizer and chat template are read from."""
-    return files if settings.tokenizer is None else ModelFiles(settings.tokenizer.absolute(), files.name)
+    """Where tokenizer and chat template are read from.
+
+    Raises:
+        InvalidRequest: ``--tokenizer`` names what is no place for one.
+    """
+    if settings.tokenizer is None:
+        return files
+    own = ModelFiles(settings.tokenizer.absolute(), files.name)
+    if not (own.path if own.is_gguf else own.path / "tokenizer.json").is_file():
+        raise InvalidRequest(
+            f"--tokenizer {settings.tokenizer} is neither a folder with tokenizer.json nor a .gguf file: give one of "
+            "the two",
+            "tokenizer",
+        )
+    return own

@@ -41,8 +41,13 @@ def tls_files(settings: ServeSettings) -> TlsFiles | None:
         )
         raise InvalidRequest(f"{given} needs --{missing.replace('_', '-')} beside it", missing)
     for path, param in ((key, "ssl_keyfile"), (certificate, "ssl_certfile")):
-        if not os.access(path, os.R_OK):
-            raise InvalidRequest(f"--{param.replace('_', '-')} {path} cannot be read", param)
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise InvalidRequest(
+                f"--{param.replace('_', '-')} {path} cannot be read ({error.strerror}): give a PEM file",
+                param,
+            ) from None
     _check_pair(key, certificate)
     return TlsFiles(key.absolute(), certificate.absolute())
 
@@ -58,9 +63,10 @@ def _check_pair(key: Path, certificate: Path) -> None:
             )
         server.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # of which ssl.SSLError is one
-        reason = getattr(error, "reason", None) or "one of them is no PEM file of its kind"
+        reason = getattr(error, "reason", None) or "one of them is no PEM file of its kind, give such"
         raise InvalidRequest(
-            f"{certificate} and {key} are no certificate and its key: {reason}", "ssl_certfile"
+            f"--ssl-certfile {certificate} and --ssl-keyfile {key} are no certificate and its key: {reason}",
+            "ssl_certfile",
         ) from None
     try:
         _shake_hands(server, certificate)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from router.tenancy.keys import KeyRing, parse_keys
+from router.tenancy.keys import FORMS, KeyRing, parse_keys
 from workers.engine.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,12 @@ def read_keys(path: Path) -> KeyRing:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the key file {path} cannot be read: {error}", "api_keys") from None
+    except OSError as error:
+        raise InvalidRequest(
+            f"the key file {path} cannot be read ({error.strerror}): name one that can", "api_keys"
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"the key file {path} is no text: {FORMS}", "api_keys") from None
     return parse_keys(text, str(path))
 
 

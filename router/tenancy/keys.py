@@ -64,6 +64,8 @@ class Tenant:
         return self.models is None or model in self.models
 
 
+FORMS = "give a list 'keys' (YAML), or plain keys, one a line"
+"""What a key file may hold, for those whose file holds something else."""
 ANYBODY = Tenant("anonymous", is_admin=True)
 """Whoever calls where no keys are set."""
 
@@ -128,7 +130,7 @@ def _parsed(text: str) -> KeyRing:
         where = f" at line {mark.line + 1}" if mark else ""
         raise InvalidRequest(f"it is no YAML{where}", "api_keys") from None
     if not isinstance(content, dict):
-        raise InvalidRequest("it holds neither a list 'keys' nor plain keys, one a line", "api_keys")
+        raise InvalidRequest(f"it holds no keys: {FORMS}", "api_keys")
     try:
         parsed = _File.model_validate(content)
     except ValidationError as error:

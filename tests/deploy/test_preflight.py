@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from deploy import local_cluster
 from deploy.preflight import check_cluster
 from deploy.settings import make_settings
 from shoal import LLM
@@ -88,9 +89,9 @@ def test_what_fits_passes(folder: Path) -> None:
         (
             {"swap_space": 1e9},
             "swap_space",
-            r"--swap-space 1e\+09 \(GiB\) for each of 2 ranks.*lower it, to .* GiB",
+            r"--swap-space 1,000,000,000 \(GiB\) for each of 2 ranks.*lower it, to .* GiB",
         ),
-        ({"kv_cache_gib": 1e9}, "kv_cache_gib", r"1e\+09 GiB of KV blocks.*lower --kv-cache-gib"),
+        ({"kv_cache_gib": 1e9}, "kv_cache_gib", r"1,000,000,000 GiB of KV blocks.*lower --kv-cache-gib"),
         ({"num_gpu_blocks_override": 10**12}, "kv_cache_gib", "lower .*--num-gpu-blocks-override"),
         (
             {"num_gpu_blocks_override": 2000, "kv_cache_gib": 0.01},
@@ -108,6 +109,41 @@ def test_a_flag_that_does_not_fit_the_model_is_named(
         check(folder, **flags)
 
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["none", "a file", "a folder"])
+def test_a_place_without_a_tokenizer_is_told_with_the_flag_that_named_it(folder: Path, name: str) -> None:
+    (folder / "a file").touch()
+    (folder / "a folder").mkdir()
+
+    says = rf"--tokenizer .*/{name} is neither a folder with tokenizer.json nor a .gguf file: give"
+    with pytest.raises(UserError, match=says) as caught:
+        check(folder, tokenizer=folder / name)
+
+    assert caught.value.param == "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "says"),
+    [
+        ("api_keys", "none", r"the key file .*/none cannot be read \(No such file or directory\): name one"),
+        ("api_keys", "bytes", "the key file .*/bytes is no text: give a list 'keys'"),
+        ("api_keys", "empty", "the key file .*/empty: it holds no keys: give a list 'keys'"),
+        ("record_trace", "empty", "is a file, it must be a folder: name one"),
+        ("record_trace", "empty/inner", r"cannot be written to \(Not a directory\): name another folder"),
+    ],
+)
+def test_a_file_that_is_no_such_file_is_told_before_the_model_is_read(
+    tmp_path: Path, flag: str, name: str, says: str
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty").touch()
+    settings = make_settings(**{flag: tmp_path / name})
+
+    with pytest.raises(UserError, match=rf"^--{flag.replace('_', '-')}\W.*{says}") as caught:
+        local_cluster._configs(settings, ModelFiles(tmp_path / "no model", "tiny"))
+
+    assert caught.value.param == flag
 
 
 def test_the_advice_for_kv_memory_is_enough(folder: Path) -> None:

@@ -29,8 +29,11 @@ class GgufFile:
         self.path = path
         try:
             reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
-            raise UserError(f"{path} is not a GGUF file, or damaged: {error}", "model") from error
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error})", "model") from error
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            # The library tells a wrong version in its words, an end amid the header in numpy's.
+            raise UserError(f"{path} {_what_is_wrong(path)}: fetch it again", "model") from error
         self.metadata: Mapping[str, MetadataValue] = {
             key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
         }
@@ -60,3 +63,15 @@ class GgufFile:
         """Return the type of tensor ``name`` and its bytes as they are, [rows, bytes]; mapped, not read."""
         tensor = self._tensors[name]
         return tensor.tensor_type.name, tensor.data
+
+
+def _what_is_wrong(path: Path) -> str:
+    """Of a file that the library does not read."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    if head[:4] != b"GGUF":
+        return "is not a GGUF file, which begins with these letters"
+    version = int.from_bytes(head[4:], "little")
+    if len(head) == 8 and version not in gguf.gguf_reader.READER_SUPPORTED_VERSIONS:
+        return f"is of GGUF version {version}, which is not read"
+    return "is a GGUF file that is damaged or not whole"

@@ -52,11 +52,17 @@ def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> Non
     most = math.floor(max(have // num_ranks - others, 0) / _GIB * 10) / 10
     ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
     if param == "kv_cache_gib":
-        what = f"{size / _GIB:.3g} GiB of KV blocks{ranks}"
+        what = f"{_gib(size)} GiB of KV blocks{ranks}"
         way = "lower --kv-cache-gib or --num-gpu-blocks-override"
     else:
-        what, way = f"{flag} {size / _GIB:.3g} (GiB){ranks}", "lower it"
+        what, way = f"{flag} {_gib(size)} (GiB){ranks}", "lower it"
     raise InvalidRequest(
-        f"{what} is more than this machine's {have / _GIB:.3g} GiB of memory hold: {way}, to {most:g} GiB at most",
+        f"{what} is more than this machine's {_gib(have)} GiB of memory hold: {way}, to {most:,.15g} GiB at most",
         param,
     )
+
+
+def _gib(num_bytes: int) -> str:
+    """Gibibytes without an exponent, as one would write them."""
+    gib = num_bytes / _GIB
+    return f"{round(gib, 1 if gib >= 1 else 3):,.15g}"

@@ -49,7 +49,8 @@ def make_shard(config: ModelConfig, tp_rank: int, tp_size: int) -> Shard:
     """
     if tp_size > config.num_heads:
         raise UserError(
-            f"{tp_size} ranks cannot share {config.num_heads} heads; take at most {config.num_heads}",
+            f"--tensor-parallel-size is {tp_size}, so many ranks cannot share {config.num_heads} heads: take at "
+            f"most {config.num_heads}",
             "tensor_parallel_size",
         )
     group = config.num_heads // config.num_kv_heads
@@ -65,7 +66,8 @@ def make_shard(config: ModelConfig, tp_rank: int, tp_size: int) -> Shard:
         q_heads = range(head * group + part.start, head * group + part.stop)
     if not q_heads:
         raise UserError(
-            f"{tp_size} ranks cannot share {config.num_kv_heads} KV heads of {group} query heads each",
+            f"--tensor-parallel-size is {tp_size}, so many cannot share {config.num_kv_heads} KV heads of {group} "
+            f"query heads each: take at most {config.num_kv_heads}",
             "tensor_parallel_size",
         )
     return Shard(

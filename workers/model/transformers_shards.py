@@ -62,7 +62,9 @@ def check_plan(plan: Mapping[str, str] | None, num_kv_heads: int, tp_size: int, 
         )
     if num_kv_heads % tp_size:
         raise UserError(
-            f"{tp_size} ranks cannot share {num_kv_heads} KV heads of {name} evenly", "tensor_parallel_size"
+            f"--tensor-parallel-size is {tp_size}, so many ranks cannot share {num_kv_heads} KV heads of {name} "
+            f"evenly: take a number that divides {num_kv_heads}",
+            "tensor_parallel_size",
         )
 
 
@@ -156,6 +158,9 @@ def _share(total: int, group: TensorParallelGroup, name: str, parts: int = 1) ->
     """This rank's share of each of ``parts`` equal parts of ``total`` rows or columns."""
     size, rest = divmod(total, parts * group.size)
     if rest:
-        raise UserError(f"{group.size} ranks cannot share {total} of {name} evenly", "tensor_parallel_size")
+        raise UserError(
+            f"--tensor-parallel-size is {group.size}, so many ranks cannot share {total} of {name} evenly: take fewer",
+            "tensor_parallel_size",
+        )
     starts = torch.arange(parts) * (total // parts) + group.rank * size
     return (starts[:, None] + torch.arange(size)).flatten()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import gguf
@@ -60,6 +61,28 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"x", "is not a GGUF file, which begins with these letters: fetch it again"),
+        (b"", "is not a GGUF file, which begins with these letters: fetch it again"),
+        (b"GGUF", "is a GGUF file that is damaged or not whole: fetch it again"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 9),
+            "is a GGUF file that is damaged or not whole: fetch it again",
+        ),
+        (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "is of GGUF version 9, which is not read: fetch it again"),
+        (None, r"cannot be read \(Is a directory\)"),
+    ],
+)
+def test_what_is_no_gguf_file_is_told_in_our_words(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.mkdir() if content is None else path.write_bytes(content)
+
+    with pytest.raises(UserError, match=rf"^{path} {says}$"):
+        GgufFile(path)
 
 
 def test_a_folder_says_what_the_model_is_made_of(tmp_path: Path) -> None:
