@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -14,10 +13,17 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from deploy.offline.owned_ranks import OwnedRanks
+from deploy.offline.spawning import (
+    interrupts_kept_from_children,
+    leave_interrupts_to_parent,
+    raise_if_unguarded,
+    rank_name,
+)
 from deploy.settings import ServeSettings
 from workers.channel.link import new_endpoint
 from workers.channel.serve import serve_steps
 from workers.checkpoint.source import ModelFiles
+from workers.engine.errors import RankLost
 from workers.engine.plan import Executor
 from workers.model.cuda_rank import make_rank
 from workers.model.rank_config import LOOPBACK_ENVIRONMENT, RANK_ENVIRONMENT, BlockCounts, RankConfig
@@ -83,9 +89,13 @@ def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, Bloc
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
             process: BaseProcess = context.Process(
-                target=_run_rank, args=(replace(config, tp_rank=rank), theirs, endpoint), daemon=True
+                target=_run_rank,
+                name=rank_name(rank),
+                args=(replace(config, tp_rank=rank), theirs, endpoint),
+                daemon=True,
             )
-            process.start()
+            with interrupts_kept_from_children():
+                process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
@@ -96,6 +106,10 @@ def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, Bloc
                 pipe.send(counts)
         executor.hear(pipes)
         executor.connect_ranks()
+    except RankLost:
+        executor.kill()
+        raise_if_unguarded(processes)
+        raise
     except BaseException:
         executor.kill()
         raise
@@ -107,7 +121,7 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
 
     It tells through ``pipe`` how many blocks it has room for, is told how many to take, and says when it is ready.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    leave_interrupts_to_parent()
     threading.Thread(target=_end_with_parent, args=(config.rendezvous,), daemon=True).start()
     if sys.platform == "linux":
         os.environ.update(LOOPBACK_ENVIRONMENT)
@@ -125,6 +139,8 @@ def _run_rank(config: RankConfig, pipe: Connection, endpoint: str) -> None:
         return
     try:
         serve_steps(rank, endpoint, config.tp_rank)
+    except RankLost as error:  # the parent tells which one; of a failed collective this is all that is known
+        raise SystemExit(" ".join(str(error).split())) from None
     finally:
         forget_rendezvous(config.rendezvous)
 

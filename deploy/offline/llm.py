@@ -29,6 +29,7 @@ from deploy.offline.pooling import PooledChoice, pooled_params, unit
 from deploy.offline.prompts import Prompt, as_list, conversation, load_tokenizer, params_for
 from deploy.offline.request_writer import RequestWriter
 from deploy.offline.sampling_params import SamplingParams
+from deploy.offline.spawning import refuse_in_import
 from deploy.settings import make_settings
 from router.text.chat_template import TemplateOptions
 from router.text.tokenizer import Tokenizer
@@ -73,6 +74,10 @@ class LLM:
         if unknown := given.keys() - LLMSettings.__annotations__.keys():
             raise TypeError(f"LLM() got an unexpected keyword argument {min(unknown)!r}")
         settings = make_settings(model=model, replicas=1, **given)
+        if settings.tensor_parallel_size > 1:
+            refuse_in_import(
+                settings.tensor_parallel_size
+            )  # a rank would load all that comes before its start
         for note in settings.notes:
             _log.info(note)
         files = resolve_model(settings.model, settings.source)

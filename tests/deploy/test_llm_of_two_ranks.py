@@ -138,7 +138,11 @@ def test_two_ranks_answer_as_one(options: dict[str, Any]) -> None:
     ],
 )
 def test_a_lost_rank_ends_all_ranks_and_the_run(
-    number: signal.Signals, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     llm = LLM(str(SHAPE), **OPTIONS, tensor_parallel_size=2)
@@ -150,6 +154,7 @@ def test_a_lost_rank_ends_all_ranks_and_the_run(
     with pytest.raises(RankLost, match=says):
         llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(**LENGTH), use_tqdm=False)
 
+    assert "Traceback" not in capfd.readouterr().err
     print(f"{number.name}: all ranks had ended after {time.monotonic() - started_s:.2f} s")
     assert not any(rank.is_running() for rank in ranks)
     assert list(tmp_path.iterdir()) == []
