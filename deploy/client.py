@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import httpx
 
 from deploy.lines import LineCutter, line_value
+from deploy.silence import told_when_long
 from workers.engine.errors import InvalidRequest, ShoalError
 
+_CONNECT_S = 10.0
+_SILENCE_S = _CONNECT_S + 1
+"""Where nobody lets in, an error says so before."""
 _Http = TypeVar("_Http", httpx.Client, httpx.AsyncClient)
 
 
@@ -21,15 +26,19 @@ class ClientError(ShoalError):
 class Client:
     """Talks to one endpoint, ``http://host:port/v1``, of which the path may be left out."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, silence_s: float = _SILENCE_S) -> None:
         """Connect to nothing yet.
+
+        Args:
+            silence_s: how long an answer may take to begin before the user is told that it has not.
 
         Raises:
             InvalidRequest: the URL or the key cannot be one, or the environment names what ``http_client`` refuses.
         """
         self._url = endpoint(url)
+        self._silence_s = silence_s
         self._http = http_client(
-            httpx.Client, timeout=httpx.Timeout(10.0, read=600.0), headers=key_headers(api_key)
+            httpx.Client, timeout=httpx.Timeout(_CONNECT_S, read=600.0), headers=key_headers(api_key)
         )
 
     def first_model(self) -> str:
@@ -71,7 +80,9 @@ class Client:
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         try:
-            with self._http.stream("POST", self._url + path, json=body) as answer:
+            with ExitStack() as stack:
+                with told_when_long(self._url, self._silence_s):
+                    answer = stack.enter_context(self._http.stream("POST", self._url + path, json=body))
                 if answer.status_code != 200:
                     answer.read()
                     raise ClientError(_message_of(answer))
@@ -83,7 +94,8 @@ class Client:
 
     def _get(self, path: str) -> httpx.Response:
         try:
-            answer = self._http.get(self._url + path)
+            with told_when_long(self._url, self._silence_s):
+                answer = self._http.get(self._url + path)
         except httpx.HTTPError as error:
             raise ClientError(_unreached(self._url, error)) from error
         if answer.status_code != 200:

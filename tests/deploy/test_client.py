@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.batch import BatchRequest, run
 from deploy.client import Client, ClientError
+from deploy.console import console
 from workers.engine.errors import InvalidRequest
 
 
@@ -167,3 +169,44 @@ def test_what_cannot_be_reached_is_told_by_what_is_wrong(tmp_path: Path) -> None
         with pytest.raises(ClientError, match="is no endpoint"):
             Client(f"http://127.0.0.1:{server.server_port}").first_model()
         server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["first model", "stream"])
+def test_a_server_that_lets_in_and_says_nothing_is_told_once_and_waited_for(
+    kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    say = console.print
+
+    def hear(text: str, **options: Any) -> None:
+        say(text, **options)
+        told.set()
+
+    monkeypatch.setattr(console, "print", hear)
+    body = b'{"data": [{"id": "tiny"}]}' if kind == "first model" else b"data: [DONE]\n\n"
+
+    class Late(Answer):
+        """Answers once the user was told that it has not."""
+
+        def do_GET(self) -> None:
+            if told.wait(30):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_GET
+
+    with HTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+
+        client = Client(url, silence_s=0.01)
+        if kind == "first model":
+            assert client.first_model() == "tiny"
+        else:
+            assert list(client.stream_chat("tiny", [])) == []
+
+        server.shutdown()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"Nothing has come from {url}/v1 for 0.01 s: still waiting, Ctrl-C ends it\n"
