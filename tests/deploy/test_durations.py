@@ -46,7 +46,7 @@ def test_durations_are_found_wherever_they_can_be_given() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
 def test_a_field_refuses_what_is_longer_than_a_week(kind: type[BaseModel], name: str) -> None:
-    given = {"max_replicas": 2} if kind is ScaleEntry else {}
+    given = {"max_replicas": 2} if "max_replicas" in kind.model_fields else {}
     for value in (1e300, MOST_S + 1):
         with pytest.raises(ValidationError) as refused:
             kind.model_validate({name: value, **given})
