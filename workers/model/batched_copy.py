@@ -85,14 +85,19 @@ class BatchedCopy:
 
 @functools.cache
 def batched_copy() -> BatchedCopy | None:
-    """The call of the runtime that torch has loaded; None where that is older, or not CUDA's."""
+    """The call of the runtime that torch has loaded; None where that or the driver is older, or not CUDA's."""
     major = (torch.version.cuda or "").partition(".")[0]
     if not major or not torch.cuda.is_available():
         return None
     try:
         runtime: Any = ctypes.CDLL(f"libcudart.so.{major}")  # by its name: the one that is loaded already
-        version = ctypes.c_int()
-        if runtime.cudaRuntimeGetVersion(ctypes.byref(version)) or version.value < _FIRST_VERSION:
+        version, driver_version = ctypes.c_int(), ctypes.c_int()
+        errors = (
+            runtime.cudaRuntimeGetVersion(ctypes.byref(version)),
+            runtime.cudaDriverGetVersion(ctypes.byref(driver_version)),
+        )
+        # A runtime works with older drivers, but for what they do not have.
+        if any(errors) or min(version.value, driver_version.value) < _FIRST_VERSION:
             return None
         call = runtime.cudaMemcpyBatchAsync
     except (OSError, AttributeError):

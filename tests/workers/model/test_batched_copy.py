@@ -58,3 +58,43 @@ def test_a_refused_call_gives_cudas_error() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_without_cuda_there_is_no_such_call() -> None:
     assert batched_copy() is None
+
+
+class Library:
+    """The versions that a runtime tells, and its call."""
+
+    def __init__(self, runtime: int, driver: int, error: int = 0) -> None:
+        self.error = error
+        self.cudaRuntimeGetVersion = lambda place: self.tell(place, runtime)
+        self.cudaDriverGetVersion = lambda place: self.tell(place, driver)
+        self.cudaMemcpyBatchAsync = Runtime(tells_failed_index=runtime < 13000)
+
+    def tell(self, place: Any, version: int) -> int:
+        place._obj.value = version
+        return self.error
+
+
+@pytest.mark.parametrize(
+    ("runtime", "driver", "is_there"),
+    [
+        (13000, 13000, True),
+        (13000, 13020, True),
+        (12080, 12080, True),
+        (12060, 13000, False),
+        (12080, 12040, False),
+    ],
+)
+def test_the_call_is_taken_where_runtime_and_driver_have_it(
+    monkeypatch: pytest.MonkeyPatch, runtime: int, driver: int, is_there: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", f"{runtime // 1000}.{runtime % 1000 // 10}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(runtime, driver))
+    source, target = torch.randn(3, 2), torch.zeros(3, 2)
+
+    found = batched_copy.__wrapped__()
+
+    assert (found is not None) == is_there
+    if found is not None:
+        found(source, target, [(2, 1)], stream=3)
+        assert torch.equal(target[1], source[2])
