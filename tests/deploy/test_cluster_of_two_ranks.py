@@ -214,9 +214,17 @@ def processes_of_group(served: ServedCluster) -> list[psutil.Process]:
 
 
 def wait_until_group_is_gone(served: ServedCluster, group: list[psutil.Process]) -> None:
+    deadline_s = time.monotonic() + DETECTED_S + HANDLED_S
     assert wait_until_ended(group, DETECTED_S + HANDLED_S) == []
-    health = httpx.get(f"{served.url}/health")
-    assert health.json()["models"][served.model]["num_open_replicas"] == 0
+    # The ingress hears of it by its connection's end, a moment after the process's.
+    while num_open_replicas(served) and time.monotonic() < deadline_s:
+        pass
+    assert num_open_replicas(served) == 0
+
+
+def num_open_replicas(served: ServedCluster) -> int:
+    """As the health endpoint tells it."""
+    return int(httpx.get(f"{served.url}/health").json()["models"][served.model]["num_open_replicas"])
 
 
 def assert_group_is_whole(served: ServedCluster) -> None:
