@@ -17,8 +17,10 @@ from deploy.settings import ServeSettings
 from workers.checkpoint.source import ModelFiles, resolve_model
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Under nohup it is ignored, here and in all processes that tests start.
+# Under nohup, and as a script's job in the background, they are ignored, here and in all processes that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long one example takes is a matter of what else the machine does.
 settings.register_profile("shoal", deadline=None)
 settings.load_profile("shoal")
