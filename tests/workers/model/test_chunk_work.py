@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.chunk_attention import can_attend
 from kernels.decode_attention_work import DecodeAttention, DecodeWork
 from kernels.prefill_attention import prefill_attention_ref
 from workers.engine.plan import NewRow, StepPlan
@@ -117,6 +118,15 @@ def test_pieces_are_made_where_they_were_measured_to_be_faster(
     starts, lens = np.arange(num_rows + 1) * num_new, np.full(num_rows, before + num_new)
 
     assert way.pays(starts, lens) == (new_us + 6.0 < old_us)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_was_not_tried_on_a_gpu_is_left_to_others(dtype: torch.dtype) -> None:
+    assert can_attend(dtype, dtype, head_dim=128, group=4)
+    assert not can_attend(dtype, torch.float8_e4m3fn, head_dim=128, group=4)
+    assert not can_attend(torch.float32, torch.float32, head_dim=128, group=4)
+    assert not can_attend(dtype, dtype, head_dim=64, group=4)
+    assert not can_attend(dtype, dtype, head_dim=128, group=8)
 
 
 def test_heads_that_a_program_cannot_hold_are_left_to_others() -> None:
