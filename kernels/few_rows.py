@@ -192,8 +192,8 @@ def whole_tiles(num_out: int, num_rows: int) -> FewRowsTiles:
 def _stages(num_rows: int) -> int:
     """Tiles in flight of a weight with one program a multiprocessor.
 
-    With five a program of up to 16 rows no longer fits in where one of the two of gate and up has ended, and waits for
-    both: alone it is 1 % faster, a step of 8 and 16 rows 2 % slower (4.55 and 4.64 ms, with five 4.63 and 4.75).
+    With five a product of up to 16 rows is 1 % faster alone, but a step of 8 and 16 rows 2 % slower (4.55 and 4.64 ms,
+    with five 4.63 and 4.75): probably since a program no longer fits in where one of the two of gate and up has ended.
     """
     return 4 if num_rows <= _SHORT_OF_STAGES else 5
 
