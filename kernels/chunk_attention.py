@@ -37,10 +37,10 @@ tokens, which may lie beyond what the queries see), the slot of its partial resu
 tile of queries has."""
 MERGE_FIELDS = 4
 """int32 fields of a token: the first slot of its tile of queries, how many, which query of the tile it is; unused."""
-_MERGED_NUMBERS = 1024
-"""Of partial results that a warp of the merge reads at once: 32 registers a thread."""
-MERGE_WARPS = 4
-"""Of a program of the merge."""
+_MERGED_NUMBERS = 2048
+"""Of partial results that a program of the merge reads at once: 64 registers a thread."""
+MERGE_WARPS = 1
+"""Of a program of the merge: warps of a larger one would wait for each other's sums."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -65,12 +65,12 @@ def queries_a_tile(group: int) -> int:
 
 
 def can_attend(q_dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """True for what was compared with the reference and timed on a GPU: ``group`` query heads a KV head.
+    """True where ``group`` query heads a KV head are faster here than by ``kernels.prefill_attention`` on a GPU.
 
-    Other groups, windows and soft caps are right in Triton's interpreter; on a GPU other kernels take them.
+    Caches of 8 bits are right in Triton's interpreter; on a GPU, where nobody has timed them, others take them.
     """
     is_16_bit = q_dtype == cache_dtype and q_dtype in (torch.bfloat16, torch.float16)
-    return is_16_bit and head_dim == 128 and group == 4
+    return is_16_bit and head_dim <= 256 and queries_a_tile(group) > 0
 
 
 def chunk_attention_ref(
@@ -217,31 +217,27 @@ def _launch(
         num_stages=tiles.num_stages,
         **pdl_options(pdl),
     )
-    _merge_pieces_kernel[(num_tokens, num_kv_heads)](
+    _merge_pieces_kernel[(num_tokens, num_heads)](
         partial,
         lse,
         work.merges,
         out,
         NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         ROWS=tiles.rows,
         PDL=pdl,
-        **merge_constants(head_dim, group),
+        **merge_constants(head_dim),
         num_warps=MERGE_WARPS,
         **pdl_options(pdl),
     )
     return out
 
 
-def merge_constants(head_dim: int, group: int) -> dict[str, int]:
-    """How the merge works for a head size and query heads a KV head: its constants by name."""
-    head_padded, group_padded = next_power_of_2(head_dim), next_power_of_2(group)
-    return {
-        "GROUP": group,
-        "GROUP_PADDED": group_padded,
-        "HEAD_PADDED": head_padded,
-        "MERGE": max(_MERGED_NUMBERS * MERGE_WARPS // (group_padded * head_padded), 1),
-    }
+def merge_constants(head_dim: int) -> dict[str, int]:
+    """How the merge works for a head size: its constants by name."""
+    head_padded = next_power_of_2(head_dim)
+    return {"HEAD_PADDED": head_padded, "MERGE": max(_MERGED_NUMBERS // head_padded, 1)}
 
 
 # What changes from step to step must not lead to a new variant, compiled while requests wait.
@@ -346,16 +342,15 @@ def _merge_pieces_kernel(
     out_ptr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     MERGE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The query heads of one KV head of one token a program: pieces weighted by their share of the softmax's sum."""
+    """One query head of one token a program: pieces weighted by their share of the softmax's sum."""
     token = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    head = tl.program_id(1)
     # The kernel before this one has waited: what was told before it began is there.
     first = tl.load(merges_ptr + token * 4)
     count = tl.load(merges_ptr + token * 4 + 1)
@@ -365,35 +360,28 @@ def _merge_pieces_kernel(
         gdc_launch_dependents()
     if count > 1:
         columns = tl.arange(0, HEAD_PADDED)
-        group = tl.arange(0, GROUP_PADDED)
         slots = tl.arange(0, MERGE)
         in_head = columns < HEAD_DIM
-        in_group = group < GROUP
-        highest = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_PADDED], tl.float32)
-        acc = tl.zeros([GROUP_PADDED, HEAD_PADDED], tl.float32)
+        highest = float("-inf")
+        total = 0.0
+        acc = tl.zeros([HEAD_PADDED], tl.float32)
         for other in range(0, count, MERGE):
-            spots = ((first + other + slots).to(tl.int64) * NUM_KV_HEADS + kv_head) * ROWS + query * GROUP
-            places = spots[:, None] + group[None, :]
-            inside = (other + slots < count)[:, None] & in_group[None, :]
+            slot = (first + other + slots).to(tl.int64)
+            places = (slot * NUM_KV_HEADS + head // GROUP) * ROWS + query * GROUP + head % GROUP
+            inside = other + slots < count
             lse = tl.load(lse_ptr + places, mask=inside, other=float("-inf"))
             part = tl.load(
-                partial_ptr + places[:, :, None] * HEAD_DIM + columns[None, None, :],
-                mask=inside[:, :, None] & in_head[None, None, :],
+                partial_ptr + places[:, None] * HEAD_DIM + columns[None, :],
+                mask=inside[:, None] & in_head[None, :],
                 other=0.0,
             )
-            new_highest = tl.maximum(highest, tl.max(lse, axis=0))
-            # Heads of padding have no finite score at all, nor have pieces that the query sees nothing of.
+            # Pieces that the query sees nothing of have no finite score, with a window maybe all the first ones.
+            new_highest = tl.maximum(highest, tl.max(lse))
             shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
             fade = tl.exp2(highest - shift)
-            weights = tl.exp2(lse - shift[None, :])
-            total = total * fade + tl.sum(weights, axis=0)
-            acc = acc * fade[:, None] + tl.sum(part * weights[:, :, None], axis=0)
+            weights = tl.exp2(lse - shift)
+            total = total * fade + tl.sum(weights)
+            acc = acc * fade + tl.sum(part * weights[:, None], axis=0)
             highest = new_highest
-        out = acc / tl.maximum(total, 1e-30)[:, None]
-        place = (token * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + group)[:, None] * HEAD_DIM
-        tl.store(
-            out_ptr + place + columns[None, :],
-            out.to(out_ptr.dtype.element_ty),
-            mask=in_group[:, None] & in_head[None, :],
-        )
+        place = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM + columns
+        tl.store(out_ptr + place, (acc / tl.maximum(total, 1e-30)).to(out_ptr.dtype.element_ty), mask=in_head)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import few_rows, gemv
+from kernels.chunk_attention import ChunkWork, chunk_attention
 from kernels.decode_attention_work import DecodeWork, decode_attention_over_work
 from kernels.draw import DrawParams, draw, draw_scratch_len
 from kernels.filters import Filters
@@ -22,6 +23,7 @@ from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 from workers.checkpoint.model_config import ModelConfig
 from workers.model.attention_work import TILE, cut_contexts
+from workers.model.chunk_work import chunk_cut
 from workers.model.prefill_work import cut_queries
 
 _REPEATS = 7
@@ -70,6 +72,8 @@ def measure_kernels(config: ModelConfig, ceilings: Ceilings) -> Iterator[KernelT
         yield _decode_attention(config, ceilings, num_rows, context)
     for num_rows, length in ((1, 512), (1, 2048), (1, 8000), (32, 512)):
         yield _prefill_attention(config, ceilings, num_rows, length)
+    for num_rows, num_new, before in ((1, 16, 1000), (1, 16, 8000), (1, 128, 8000), (16, 8, 4000)):
+        yield from _chunk_attention(config, ceilings, num_rows, num_new, before)
     for num_rows in (1, 256):
         yield from _small_kernels(config, ceilings, num_rows)
 
@@ -157,6 +161,33 @@ def _prefill_attention(config: ModelConfig, ceilings: Ceilings, num_rows: int, l
     us = _time([lambda i=i: attend(q, cache, i, tables, starts, lens, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
     flop = num_rows * length * length * config.num_heads * config.head_dim * 2
     return _result("prefill attention", f"{num_rows} x {length}", us, flop / ceilings.tflop_per_s / 1e6)
+
+
+def _chunk_attention(
+    config: ModelConfig, ceilings: Ceilings, num_rows: int, num_new: int, before: int
+) -> Iterator[KernelTime]:
+    """Few new tokens after long contexts: in pieces, where heads fit, and by the kernel of whole prompts."""
+    context, num_tokens = before + num_new, num_rows * num_new
+    cache, tables = _paged_cache(config, num_rows, context)
+    q = _random(num_tokens, config.num_heads, config.head_dim)
+    starts, lens = np.arange(num_rows + 1) * num_new, np.full(num_rows, context)
+    size = f"{num_rows} x {num_new} after {before}"
+    floor_us = num_rows * context * 2 * config.num_kv_heads * config.head_dim * 2 / ceilings.tb_per_s / 1e6
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    way = chunk_cut(config.num_heads, config.num_kv_heads, processors)
+    cut = way.cut(starts, lens, num_tokens) if way is not None else None
+    if cut is not None:
+        work = ChunkWork(
+            *(torch.from_numpy(x).cuda() for x in (cut.tiles, cut.items, cut.shares, cut.merges))
+        )
+        us = _time([lambda i=i: chunk_attention(q, cache, i, tables, work, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
+        yield _result("attention in pieces", size, us, floor_us)
+    queries = torch.from_numpy(cut_queries(starts, lens))
+    tiles = QueryTiles(queries.to("cuda", torch.int32), torch.tensor([len(queries)]).to("cuda", torch.int32))
+    told = [torch.from_numpy(x).to("cuda", torch.int32) for x in (starts, lens)]
+    attend = functools.partial(prefill_attention, tiles=tiles)
+    us = _time([lambda i=i: attend(q, cache, i, tables, *told, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
+    yield _result("attention of prompts", size, us, floor_us)
 
 
 def _small_kernels(config: ModelConfig, ceilings: Ceilings, num_rows: int) -> Iterator[KernelTime]:

@@ -321,7 +321,8 @@ def test_the_merge_of_chunks_keeps_its_registers(
             "HEAD_DIM": head_dim,
             "ROWS": chunk_attention.QUERY_ROWS,
             "PDL": architecture == 90,
-            **chunk_attention.merge_constants(head_dim, group),
+            "GROUP": group,
+            **chunk_attention.merge_constants(head_dim),
         },
         num_warps=chunk_attention.MERGE_WARPS,
     )

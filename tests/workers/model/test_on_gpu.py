@@ -11,8 +11,9 @@ from workers.checkpoint.model_config import Experts, ModelConfig
 from workers.checkpoint.source import ModelFiles
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams
+from workers.model import cuda_rank, tensor_source
 from workers.model import rank as rank_module
-from workers.model import tensor_source
+from workers.model.chunk_work import ChunkCut
 from workers.model.rank import Rank
 
 pytestmark = [
@@ -75,6 +76,31 @@ def test_sampled_tokens_equal_the_cpus(make_rank, plan_driver, family: str, enfo
     )
 
     assert on_gpu == on_cpu
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_stay_as_they_are_where_contexts_are_cut_into_pieces(
+    make_rank, plan_driver, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    cuts: list[bool] = []
+
+    def pays(way: ChunkCut, starts, context_lens) -> bool:
+        cuts.append(way.cut(starts, context_lens, int(starts[-1])) is not None)
+        return True
+
+    monkeypatch.setattr(ChunkCut, "pays", pays)
+    monkeypatch.setattr(cuda_rank, "can_attend", lambda *_: True)
+    params = [ChoiceParams(max_tokens=99, seed=s, top_p=0.9) for s in range(4)]
+
+    on_cpu, on_gpu = (
+        plan_driver.PlanDriver(make_rank(device=device, **tiny(FAMILIES[family])), 64).generate(
+            PROMPTS, 20, params, chunk=70, is_ahead=True
+        )[0]
+        for device in ("cpu", "cuda")
+    )
+
+    assert on_gpu == on_cpu
+    assert sum(cuts) >= 4
 
 
 def test_goldens_in_float32(make_rank, demo_model: ModelFiles, all_goldens, plan_driver) -> None:
