@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from deploy.offline.held_interrupts import HeldInterrupts, interrupts_held
 from deploy.offline.outputs import RequestOutput
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Matcher
@@ -17,7 +19,7 @@ from workers.engine.cost_model import CostModel
 from workers.engine.engine import Engine
 from workers.engine.errors import InvalidRequest, RankLost, ShoalError
 from workers.engine.outputs import Load, TokenOutput
-from workers.engine.plan import Executor
+from workers.engine.plan import Executor, StepPlan
 from workers.engine.request import EngineRequest
 
 
@@ -32,7 +34,7 @@ class Collector(Protocol):
 
 
 class EngineLoop:
-    """An engine on its executor, and who waits for its outputs."""
+    """An engine on its executor, and who waits for its outputs. Threads take turns."""
 
     def __init__(self, config: EngineConfig, executor: Executor, cost: CostModel) -> None:
         """Begin idle; ``executor`` is closed by ``close``."""
@@ -42,6 +44,11 @@ class EngineLoop:
         self._cost = cost
         self._collectors: dict[str, Collector] = {}
         self._is_closed = False
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        """The thread whose turn it is."""
+        self._interrupts = HeldInterrupts(None)
+        self._loss: str | None = None
 
     @property
     def load(self) -> Load:
@@ -53,20 +60,54 @@ class EngineLoop:
 
         Raises:
             InvalidRequest: the loop was closed.
+            RankLost: the engine was left with half a step.
         """
         if self._is_closed:
             raise InvalidRequest("this LLM was closed and its ranks are gone: make another")
+        if self._loss is not None:
+            raise RankLost(self._loss)
 
-    def add(self, request: EngineRequest, collector: Collector, matcher: Matcher | None = None) -> None:
-        """Take up a request; ``run`` tells ``collector`` what becomes of it."""
-        self._collectors[request.request_id] = collector
-        # A request without earlier output cannot have ended yet, so nothing comes back.
-        self.engine.add(request, time.monotonic(), matcher)
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until other threads' calls have ended, then add requests and run them; they are withdrawn on errors.
 
-    def run(self, num_prompts: int, use_tqdm: bool) -> None:
-        """Step until all requests have ended.
+        Ctrl-C strikes where the engine and its ranks are whole, between two requests or steps; a second one at once.
 
         Raises:
+            InvalidRequest: the loop was closed, or this thread is amid a turn: in a signal's handler.
+        """
+        if self._owner == threading.get_ident():
+            raise InvalidRequest(
+                "this LLM is at work in the same thread: wait for the call to end, or make another"
+            )
+        with self._lock:
+            self.check_open()
+            try:
+                self._owner = threading.get_ident()
+                with interrupts_held() as self._interrupts:
+                    try:
+                        yield
+                    except BaseException:
+                        self._withdraw()
+                        raise
+            finally:
+                self._owner = None
+                if self._is_closed:  # in a handler, or while another thread waits to do it
+                    self.executor.close()
+
+    def add(self, request: EngineRequest, collector: Collector, matcher: Matcher | None = None) -> None:
+        """Take up a request; ``run`` tells ``collector`` what becomes of it. In a ``turn``."""
+        self._collectors[request.request_id] = collector
+        with self._undivided():
+            # A request without earlier output cannot have ended yet, so nothing comes back.
+            self.engine.add(request, time.monotonic(), matcher)
+        self._interrupts.strike()
+
+    def run(self, num_prompts: int, use_tqdm: bool) -> None:
+        """Step until all requests have ended. In a ``turn``.
+
+        Raises:
+            InvalidRequest: the loop was closed meanwhile.
             ShoalError: the model's weights are broken, or a rank is lost.
         """
         engine, executor = self.engine, self.executor
@@ -75,7 +116,7 @@ class EngineLoop:
             told: Sequence[TokenOutput] = ()
             while self._collectors:
                 # With all requests ended there is nothing to launch but a wait for copies to the host tier.
-                while engine.has_requests and (plan := engine.plan(time.monotonic())) is not None:
+                while engine.has_requests and (plan := self._plan()) is not None:
                     executor.launch(plan)
                 for token_output in told:  # not before: the ranks have their next plan now
                     if self._take(token_output) and use_tqdm:
@@ -83,40 +124,72 @@ class EngineLoop:
                         rate = num_tokens / (time.monotonic() - started_s)
                         bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
                         bar.update(1)
-                told = engine.apply(executor.collect(), time.monotonic()) if engine.num_launched else ()
+                told = self._collect() if engine.num_launched else ()
+                self._interrupts.strike()
+                if self._is_closed:
+                    raise InvalidRequest("this LLM was closed amid a call")
         # Copies to the host tier go on.
         self._collect_launched()
 
-    def withdraw(self) -> None:
-        """Leave the engine empty after a refused prompt or an interrupted run."""
-        for request_id in list(self._collectors):
-            self.engine.abort(request_id)
-        self._collectors.clear()
-        with contextlib.suppress(RankLost):  # as whatever asks something of the ranks next will say, too
-            self._collect_launched()
-
     def restart(self, **fields: Any) -> None:
         """Begin anew with an empty engine on the same ranks; ``fields`` of ``EngineConfig`` differ."""
-        self.check_open()
-        assert not self._collectors, "the engine is restarted between two runs"
-        self._turn_until_idle()
-        self.engine = Engine(replace(self._config, **fields), self._cost)
+        with self.turn():
+            assert not self._collectors, "the engine is restarted between two runs"
+            self._turn_until_idle()
+            self.engine = Engine(replace(self._config, **fields), self._cost)
 
     def close(self) -> None:
-        """Let the ranks go. Safe to call twice."""
+        """Let the ranks go; a call that is at work in another thread ends with an error first. Safe to call twice."""
         self._is_closed = True
-        self.executor.close()
+        if self._owner != threading.get_ident():
+            with self._lock:
+                self.executor.close()
+
+    def _withdraw(self) -> None:
+        """Leave the engine empty after a refused prompt or an interrupted run."""
+        request_ids = list(self._collectors)
+        self._collectors.clear()
+        if self._loss is not None:
+            return
+        with self._undivided():
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+        with contextlib.suppress(RankLost):  # as whatever asks something of the ranks next will say, too
+            self._collect_launched()
 
     def _turn_until_idle(self) -> None:
         """Wait for what is under way though no request is: copies between the tiers."""
         while self.engine.has_work:
-            while (plan := self.engine.plan(time.monotonic())) is not None:
+            while (plan := self._plan()) is not None:
                 self.executor.launch(plan)
             self._collect_launched()
+            self._interrupts.strike()
+
+    def _plan(self) -> StepPlan | None:
+        with self._undivided():
+            return self.engine.plan(time.monotonic())
+
+    def _collect(self) -> Sequence[TokenOutput]:
+        result = self.executor.collect()
+        with self._undivided():
+            return self.engine.apply(result, time.monotonic())
+
+    @contextlib.contextmanager
+    def _undivided(self) -> Iterator[None]:
+        """What leaves the engine of no use if it is cut off: by a second Ctrl-C, or by another signal's handler."""
+        try:
+            yield
+        except ShoalError:
+            raise
+        except BaseException as error:
+            self._loss = (
+                f"{type(error).__name__} cut a step off: make another LLM and give it the prompts again"
+            )
+            raise
 
     def _collect_launched(self) -> None:
         while self.engine.num_launched:
-            self.engine.apply(self.executor.collect(), time.monotonic())
+            self._collect()
 
     def _take(self, token_output: TokenOutput) -> bool:
         """Hand an output to its collector; True if its prompt has all of its outputs now."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from deploy.offline.own_rank import OwnRank
 from deploy.offline.owned_ranks import OwnedRanks
 from deploy.offline.spawning import (
     interrupts_kept_from_children,
@@ -71,7 +72,7 @@ def start_executor(settings: ServeSettings, files: ModelFiles) -> tuple[Executor
     counts = rank.block_counts()
     rank.allocate(counts.device, counts.host)
     rank.warm_up()
-    return rank, counts
+    return OwnRank(rank), counts
 
 
 def _start_processes(config: RankConfig, num_ranks: int) -> tuple[Executor, BlockCounts]:

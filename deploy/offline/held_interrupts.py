@@ -21,7 +21,9 @@ class HeldInterrupts:
         self._has_come = False
 
     def hold(self, number: int, frame: FrameType | None) -> None:
-        """Take the place of the handler."""
+        """Take the place of the handler. Whoever interrupts again before the first has struck will not wait."""
+        if self._has_come:
+            self.strike()
         self._has_come, self._frame = True, frame
 
     def strike(self) -> None:
@@ -33,7 +35,7 @@ class HeldInterrupts:
 
 @contextmanager
 def interrupts_held() -> Iterator[HeldInterrupts]:
-    """Hold SIGINT; at the end, or whenever ``strike`` is called, it does what it would have done.
+    """Hold SIGINT; at the end, or whenever ``strike`` is called, it does what it would have done. So does a second one.
 
     Only the main thread hears it, so in another nothing is held, nor where it does not come to Python at all.
     """

@@ -47,7 +47,7 @@ _MOST_PRIORITY = 2**31 - 1
 
 
 class LLM:
-    """One model, ready to generate."""
+    """One model, ready to generate. Threads take turns: a call waits until those of others have ended."""
 
     max_model_len: int
     """Most tokens of a prompt and its output."""
@@ -140,15 +140,12 @@ class LLM:
         for index, (prompt, one) in enumerate(zip(listed, params, strict=True)):
             with naming_prompt(index, len(listed)):
                 outputs.append(self._writer.prepare(prompt, one))
-        try:
+        with self._loop.turn():
             for index, (output, one, rank) in enumerate(zip(outputs, params, priorities, strict=True)):
                 with naming_prompt(index, len(listed)):
                     for written in self._writer.write(output, one, rank):
                         self._loop.add(written.request, written.choice, written.matcher)
             self._loop.run(len(outputs), use_tqdm)
-        except BaseException:
-            self._loop.withdraw()
-            raise
         raise_failures(outputs)
         for output, one in zip(outputs, params, strict=True):
             if one.is_contest:
@@ -293,7 +290,7 @@ class LLM:
         self, choices: Sequence[PooledChoice | SearchedChoice], params: ChoiceParams, use_tqdm: bool
     ) -> None:
         """Run requests that end with the one output they have."""
-        try:
+        with self._loop.turn():
             for index, choice in enumerate(choices):
                 request = choice.request
                 with naming_prompt(index, len(choices)):
@@ -301,9 +298,6 @@ class LLM:
                         EngineRequest(request.request_id, request.prompt_token_ids, params), choice
                     )
             self._loop.run(len(choices), use_tqdm)
-        except BaseException:
-            self._loop.withdraw()
-            raise
 
     @property
     def load(self) -> Load:

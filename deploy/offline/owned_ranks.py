@@ -78,7 +78,7 @@ class OwnedRanks(ChannelExecutor):
         """See ``ChannelExecutor``; a rank that is stopped is lost, too.
 
         Ctrl-C strikes when all ranks have the plan. Where they leave no room for ``LOOK_S`` it strikes amid it,
-        and ends them, as does any other exception from a signal's handler.
+        and ends them, as does any other exception from a signal's handler. In ``EngineLoop.turn`` it takes two.
         """
         with interrupts_held() as held, self._ending_all():
             try:

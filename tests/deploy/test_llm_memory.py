@@ -37,7 +37,7 @@ def test_prompts_beyond_the_memory_yield_what_they_would_have_with_enough() -> N
 def test_the_last_tokens_wait_for_no_copies_to_the_host() -> None:
     """A copy takes minutes here: whoever waits for one sleeps, which is refused."""
     llm = make_llm(max_model_len=128, num_gpu_blocks_override=20, swap_space=0.01)
-    copies = llm._loop.executor._copies  # type: ignore[attr-defined]
+    copies = llm._loop.executor.rank._copies  # type: ignore[attr-defined]
     copies._bytes_per_s, copies._sleep = 1.0, lambda _: pytest.fail("generate waits for copies")
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, detokenize=False)
 
