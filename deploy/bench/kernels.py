@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import few_rows, gemv
@@ -153,14 +154,20 @@ def _decode_attention(config: ModelConfig, ceilings: Ceilings, num_rows: int, co
 def _prefill_attention(config: ModelConfig, ceilings: Ceilings, num_rows: int, length: int) -> KernelTime:
     cache, tables = _paged_cache(config, num_rows, length)
     q = _random(num_rows * length, config.num_heads, config.head_dim)
-    starts = (torch.arange(num_rows + 1) * length).to("cuda", torch.int32)
-    lens = torch.full((num_rows,), length, dtype=torch.int32, device="cuda")
-    cut = torch.from_numpy(cut_queries(np.arange(num_rows + 1) * length, np.full(num_rows, length)))
-    tiles = QueryTiles(cut.to("cuda", torch.int32), torch.tensor([len(cut)]).to("cuda", torch.int32))
-    attend = functools.partial(prefill_attention, tiles=tiles)
-    us = _time([lambda i=i: attend(q, cache, i, tables, starts, lens, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
+    us = _time_prompts(q, cache, tables, np.arange(num_rows + 1) * length, np.full(num_rows, length))
     flop = num_rows * length * length * config.num_heads * config.head_dim * 2
     return _result("prefill attention", f"{num_rows} x {length}", us, flop / ceilings.tflop_per_s / 1e6)
+
+
+def _time_prompts(
+    q: Tensor, cache: Tensor, tables: Tensor, starts: NDArray[np.int64], lens: NDArray[np.int64]
+) -> float:
+    """Time the attention of prompts whose rows' queries begin at ``starts`` and see ``lens`` tokens."""
+    queries = torch.from_numpy(cut_queries(starts, lens))
+    tiles = QueryTiles(queries.to("cuda", torch.int32), torch.tensor([len(queries)]).to("cuda", torch.int32))
+    starts_, lens_ = (torch.from_numpy(x).to("cuda", torch.int32) for x in (starts, lens))
+    attend = functools.partial(prefill_attention, tiles=tiles)
+    return _time([lambda i=i: attend(q, cache, i, tables, starts_, lens_, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
 
 
 def _chunk_attention(
@@ -182,11 +189,7 @@ def _chunk_attention(
         )
         us = _time([lambda i=i: chunk_attention(q, cache, i, tables, work, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
         yield _result("attention in pieces", size, us, floor_us)
-    queries = torch.from_numpy(cut_queries(starts, lens))
-    tiles = QueryTiles(queries.to("cuda", torch.int32), torch.tensor([len(queries)]).to("cuda", torch.int32))
-    told = [torch.from_numpy(x).to("cuda", torch.int32) for x in (starts, lens)]
-    attend = functools.partial(prefill_attention, tiles=tiles)
-    us = _time([lambda i=i: attend(q, cache, i, tables, *told, 0.1) for i in range(_LAYERS)])  # type: ignore[misc]
+    us = _time_prompts(q, cache, tables, starts, lens)
     yield _result("attention of prompts", size, us, floor_us)
 
 

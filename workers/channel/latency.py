@@ -142,10 +142,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--plans", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--gap-us", type=float, default=1000.0, help="between an answer and the next plan")
     parser.add_argument("--endpoint", help="for example tcp://127.0.0.1:5555#key; shared memory if left out")
     arguments = parser.parse_args()
     for num_ranks in arguments.ranks:
-        print(measure_latency(num_ranks, arguments.plans, arguments.rows, endpoint=arguments.endpoint))
+        gap_s = arguments.gap_us / 1e6
+        print(measure_latency(num_ranks, arguments.plans, arguments.rows, gap_s, endpoint=arguments.endpoint))
     return 0
 
 
