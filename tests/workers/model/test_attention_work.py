@@ -49,6 +49,17 @@ def test_shares_differ_by_a_tile_where_contexts_are_short() -> None:
     assert len(cut.items) <= 256 + 49
 
 
+@pytest.mark.parametrize(
+    ("num_tiles", "num_pieces"),
+    [([62], 21), ([250], 42), ([1000], 91), ([4000], 130), ([4000] + [18] * 8, 125)],
+)
+def test_the_longer_a_context_the_more_pieces_it_has(num_tiles: list[int], num_pieces: int) -> None:
+    """Alone these take 14, 25, 55 and 146 us on an H200; the best of 16 to 132 pieces 13.5, 24.7, 54.6 and 145.6."""
+    cut = cut_contexts(np.arange(len(num_tiles), dtype=np.int32), np.array(num_tiles), 132)
+
+    assert (cut.items[:, 0] == 0).sum() == num_pieces
+
+
 def test_fixed_pieces_depend_on_a_rows_length_alone() -> None:
     lone = cut_contexts(np.zeros(1, dtype=np.int32), np.array([50]), 7, is_deterministic=True)
     among = cut_contexts(np.arange(3, dtype=np.int32), np.array([9, 50, 2]), 5, is_deterministic=True)
