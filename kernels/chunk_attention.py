@@ -25,6 +25,7 @@ from kernels.jit import (
 )
 from kernels.online_softmax import attend_tile
 from kernels.prefill_attention import prefill_attention_ref
+from kernels.rope_kv_write import FLOAT8
 
 QUERY_ROWS = 64
 """Rows of the product that a program holds, tokens times query heads of a KV head: what a warpgroup's wgmma takes."""
@@ -65,11 +66,8 @@ def queries_a_tile(group: int) -> int:
 
 
 def can_attend(q_dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """True where ``group`` query heads a KV head are faster here than by ``kernels.prefill_attention`` on a GPU.
-
-    Caches of 8 bits are right in Triton's interpreter; on a GPU, where nobody has timed them, others take them.
-    """
-    is_16_bit = q_dtype == cache_dtype and q_dtype in (torch.bfloat16, torch.float16)
+    """True where ``group`` query heads a KV head are faster here than by ``kernels.prefill_attention`` on a GPU."""
+    is_16_bit = q_dtype in (torch.bfloat16, torch.float16) and cache_dtype in (q_dtype, FLOAT8)
     return is_16_bit and head_dim <= 256 and queries_a_tile(group) > 0
 
 

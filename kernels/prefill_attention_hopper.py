@@ -46,14 +46,18 @@ class QueryTiles:
 
 def can_attend(q: Tensor, kv_cache: Tensor, window: int, soft_cap: float) -> bool:
     """True where this kernel takes the place of ``kernels.prefill_attention``'s."""
+    return can_attend_with(q.device, q.dtype, kv_cache) and not (window or soft_cap)
+
+
+def can_attend_with(device: torch.device, q_dtype: torch.dtype, kv_cache: Tensor) -> bool:
+    """True where this kernel takes queries of a type over a cache, without windows and soft caps."""
     return (
         gluon is not None
-        and is_hopper(q.device)
-        and q.dtype == kv_cache.dtype
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[2] in _HEAD_DIMS
+        and is_hopper(device)
+        and q_dtype == kv_cache.dtype
+        and q_dtype in (torch.bfloat16, torch.float16)
+        and kv_cache.shape[5] in _HEAD_DIMS
         and kv_cache.shape[4] in (16, 32, 64)
-        and not (window or soft_cap)
     )
 
 

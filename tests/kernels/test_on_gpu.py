@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from kernels.paged_decode_attention import paged_decode_attention, paged_decode_
 from kernels.prefill_attention import prefill_attention, prefill_attention_ref
 from kernels.prefill_attention_hopper import QueryTiles
 from kernels.rms_norm import add_rms_norm, add_rms_norm_ref, rms_norm, rms_norm_ref
-from kernels.rope_kv_write import rope_kv_write, rope_kv_write_ref
+from kernels.rope_kv_write import FLOAT8, rope_kv_write, rope_kv_write_ref
 from kernels.silu_mul import silu_mul, silu_mul_ref
 from workers.model.chunk_work import ChunkCut
 from workers.model.prefill_work import cut_queries
@@ -246,8 +247,40 @@ def test_chunks_over_long_contexts(
     window: int,
     soft_cap: float,
 ) -> None:
-    num_kv_heads, scale = 2, head_dim**-0.5
-    cache, tables = make_cache(context_lens, num_kv_heads, 16, head_dim, dtype, "cuda")
+    cache, tables = make_cache(context_lens, 2, 16, head_dim, dtype, "cuda")
+    check_chunks(
+        cache, tables, dtype, (query_lens, context_lens, num_decodes), group, window=window, soft_cap=soft_cap
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "soft_cap"), [(128, 4, 0.0), (128, 8, 0.0), (64, 7, 0.0), (128, 2, 30.0)]
+)
+def test_chunks_over_a_cache_of_e4m3(
+    make_cache: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    soft_cap: float,
+) -> None:
+    lens: tuple[list[int], list[int], int] = ([32] * 4, [2032, 500, 33, 32], 3)
+    cache, tables = make_cache(lens[1], 2, 16, head_dim, torch.float32, "cuda")
+    check_chunks(cache.to(FLOAT8), tables, dtype, lens, group, soft_cap=soft_cap)
+
+
+def check_chunks(
+    cache: torch.Tensor,
+    tables: torch.Tensor,
+    dtype: torch.dtype,
+    lens: tuple[list[int], list[int], int],
+    group: int,
+    **options: Any,
+) -> None:
+    """Attend from rows of so many queries, so long contexts, behind so many decoding rows; three times."""
+    query_lens, context_lens, num_decodes = lens
+    num_kv_heads, head_dim = cache.shape[3], cache.shape[5]
+    scale = head_dim**-0.5
     starts = num_decodes + np.cumsum([0, *query_lens])
     end = int(starts[-1])
     way = ChunkCut(queries_a_tile(group), 60, heads_a_processor=1.0, kv_heads_a_processor=1.0)
@@ -264,18 +297,17 @@ def test_chunks_over_long_contexts(
     want = torch.full(q.shape, 7.0)
     want[num_decodes:end] = prefill_attention_ref(
         q[num_decodes:end].float().cpu(),
-        cache.nan_to_num().float().cpu(),
+        cache.float().nan_to_num().cpu(),
         1,
         tables.cpu(),
         *on_cpu,
         scale,
-        window,
-        soft_cap,
+        **options,
     )
 
     for _ in range(3):
         out = torch.full_like(q, 7.0)
-        chunk_attention(q, cache, 1, tables, ChunkWork(*told), scale, out, window, soft_cap)
+        chunk_attention(q, cache, 1, tables, ChunkWork(*told), scale, out, **options)
 
         assert_close(out[num_decodes:end].cpu(), want[num_decodes:end], dtype)
         assert (out[:num_decodes] == 7.0).all()

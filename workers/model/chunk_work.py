@@ -23,6 +23,9 @@ _OVERHEAD, _RELATIVE_WALK = 650, 1.7
 """Of ``ChunkCut.pays``: what a second kernel and the host's cut cost, in tokens that a program of the other kernel
 walks (12 us a thousand on an H200), and how much longer a token takes here (two programs share a multiprocessor).
 Chosen for the least loss over 115 cases of five head shapes with an allowance of 6 us a layer for the host."""
+SLOW_PROMPTS = 2.0
+"""How much longer prompts' attention takes a token where ``kernels.prefill_attention_hopper`` cannot do it, at
+least: 24 to 70 us a thousand."""
 _PROGRAMS_PER_PROCESSOR = 2
 """What shared memory has room for: tiles of keys and values, three at a time."""
 
@@ -54,13 +57,15 @@ class ChunkCut:
     heads_a_processor: float
     """Query heads for each of the device's multiprocessors."""
     kv_heads_a_processor: float
+    other_pace: float = 1.0
+    """Time that the other kernel takes a token, of what it takes on sm_90 at best."""
 
     def pays(self, starts: NDArray[np.int64], context_lens: NDArray[np.int64]) -> bool:
         """True where pieces are expected to be faster than a program a head and ``QUERIES`` new tokens; see ``cut``."""
         counts = np.diff(starts)
         rounds = np.ceil((-(-counts // QUERIES)).sum() * self.heads_a_processor)
         walked = (-(-counts // self.queries) * context_lens).sum() * self.kv_heads_a_processor
-        return bool(context_lens.max() * rounds > _OVERHEAD + _RELATIVE_WALK * walked)
+        return bool(context_lens.max() * rounds * self.other_pace > _OVERHEAD + _RELATIVE_WALK * walked)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The largest shapes of ``cut``'s arrays in their order, for steps of ``MAX_TOKENS`` tokens in all."""
@@ -100,10 +105,14 @@ class ChunkCut:
         return ChunkArrays(tiles.astype(np.int32), pieces.items, pieces.shares, merges)
 
 
-def chunk_cut(num_heads: int, num_kv_heads: int, num_processors: int) -> ChunkCut | None:
+def chunk_cut(
+    num_heads: int, num_kv_heads: int, num_processors: int, other_pace: float = 1.0
+) -> ChunkCut | None:
     """How to cut for a rank's heads and a device's multiprocessors; None: a KV head has too many query heads."""
     queries = queries_a_tile(num_heads // num_kv_heads)
     if not queries:
         return None
     num_shares = max(num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads, 1)
-    return ChunkCut(queries, num_shares, num_heads / num_processors, num_kv_heads / num_processors)
+    return ChunkCut(
+        queries, num_shares, num_heads / num_processors, num_kv_heads / num_processors, other_pace
+    )

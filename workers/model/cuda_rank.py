@@ -13,12 +13,13 @@ from torch import Tensor
 
 from kernels.chunk_attention import can_attend
 from kernels.draw import DrawShare, draw
+from kernels.prefill_attention_hopper import can_attend_with
 from workers.checkpoint.generic_config import ARCHITECTURE as TRANSFORMERS
 from workers.engine.errors import UserError
 from workers.engine.plan import LateMasks, NewRow, StepPlan, StepResult, TokenMask
 from workers.engine.request import ChoiceParams
 from workers.model.block_copies import BlockCopies, HostBlocks, allocate_host
-from workers.model.chunk_work import ChunkCut, chunk_cut
+from workers.model.chunk_work import SLOW_PROMPTS, ChunkCut, chunk_cut
 from workers.model.cuda_block_copies import CudaBlockCopies
 from workers.model.cuda_step import LaunchedStep
 from workers.model.decode_buffers import MAX_LAUNCHED, DecodeBuffers
@@ -190,7 +191,8 @@ class CudaRank(Rank):
         if not can_attend(self.dtype, self._kv_cache.dtype, head_dim, group):
             return None
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return chunk_cut(num_heads, num_kv_heads, processors)
+        is_fast = can_attend_with(self.device, self.dtype, self._kv_cache)
+        return chunk_cut(num_heads, num_kv_heads, processors, 1.0 if is_fast else SLOW_PROMPTS)
 
     def _draw_share(self) -> DrawShare | None:
         """What the draw must know of the other ranks' columns, where they have some."""
