@@ -281,7 +281,9 @@ def test_chunk_attention_keeps_its_registers(
     tmp_path: Path,
 ) -> None:
     if cache == "*fp8e4nv" and (architecture < 90 or head_dim > 128):
-        pytest.skip("not there, or a few bytes of heads of 256 spill, which take 55 us in place of 647 all the same")
+        pytest.skip(
+            "not there, or a few bytes of heads of 256 spill, which take 55 us in place of 647 all the same"
+        )
     tiles = chunk_attention.chunk_tiles(head_dim, 2, architecture == 90)
 
     compiled = compiling.compile_kernel(
