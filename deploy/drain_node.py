@@ -16,6 +16,8 @@ from collections.abc import Callable
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.durations import seconds
+
 IN_FLIGHT = "shoal_requests_in_flight"
 HAPROXY_SESSIONS = "haproxy_backend_current_sessions"
 _POLL_S = 1.0
@@ -93,8 +95,8 @@ def _fetch(url: str) -> str | None:
 def main() -> None:
     """Drain; always end with success, since a Pod is taken away whatever its hook says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--timeout-s", type=float, required=True, help="after which it gives up waiting")
-    parser.add_argument("--settle-s", type=float, default=15.0)
+    parser.add_argument("--timeout-s", type=seconds, required=True, help="after which it gives up waiting")
+    parser.add_argument("--settle-s", type=seconds, default=15.0)
     parser.add_argument("--metrics", default="http://127.0.0.1:9400/metrics")
     parser.add_argument("--haproxy", default="http://127.0.0.1:9101/metrics")
     options = parser.parse_args()

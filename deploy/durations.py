@@ -5,6 +5,7 @@ Settings, files and options have durations in fields whose names end in ``_s``.
 
 from __future__ import annotations
 
+import argparse
 from typing import Annotated
 
 from pydantic import Field
@@ -14,3 +15,18 @@ MOST_S = 7 * 24 * 3600
 
 Seconds = Annotated[float, Field(le=MOST_S)]
 """A duration as a field of settings or of a file."""
+
+
+def seconds(text: str) -> float:
+    """A duration as an option of ``argparse``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no number from 0 to ``MOST_S``.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MOST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to {MOST_S} (a week)")
+    return value

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import httpx
 
+from deploy.durations import seconds
+
 
 def complaint(url: str, models: list[str], api_key: str | None) -> str | None:
     """What is wrong with the endpoint, or None: each model is listed and answers with a token."""
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--api-key-file", type=Path)
-    parser.add_argument("--wait-s", type=float, default=60.0)
+    parser.add_argument("--wait-s", type=seconds, default=60.0)
     options = parser.parse_args()
     api_key = options.api_key_file.read_text().strip() if options.api_key_file else None
     deadline = time.monotonic() + options.wait_s

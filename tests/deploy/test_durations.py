@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 from pydantic import BaseModel, ValidationError
 from typer.testing import CliRunner
 
+from deploy import drain_node, smoke_test
 from deploy.cluster_spec import ScaleEntry
 from deploy.commands import app
 from deploy.durations import MOST_S
@@ -72,3 +76,30 @@ def test_an_option_refuses_what_cannot_be_waited(command: tuple[str, ...], flag:
 def test_a_flag_of_the_server_is_told_with_its_limit() -> None:
     with pytest.raises(InvalidRequest, match=r"^--drain-timeout-s is 1e300: .* equal to 604800$"):
         make_settings(drain_timeout_s="1e300")
+
+
+@pytest.mark.parametrize(
+    ("main", "given"),
+    [
+        (drain_node.main, ["--timeout-s"]),
+        (drain_node.main, ["--timeout-s", "1", "--settle-s"]),
+        (smoke_test.main, ["--url", "http://127.0.0.1:1", "--wait-s"]),
+    ],
+)
+@pytest.mark.parametrize("value", ["1e300", "nan", "-1", "soon", ""])
+def test_what_a_pod_runs_refuses_them_too(
+    main: Callable[[], object],
+    given: list[str],
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", *given[:-1], f"{given[-1]}={value}"])
+
+    with pytest.raises(SystemExit) as end:
+        main()
+
+    assert end.value.code == 2
+    assert (
+        f"argument {given[-1]}: {value!r} is no number of seconds from 0 to 604800" in capsys.readouterr().err
+    )
