@@ -14,6 +14,7 @@ from deploy.durations import Seconds
 from deploy.ingress_spec import IngressSpec
 from deploy.model_spec import ModelSpec
 from deploy.refusals import Spec, refusal, refused_path
+from deploy.setting_values import Host
 from workers.engine.errors import InvalidRequest
 
 
@@ -91,7 +92,7 @@ class IngressEntry(IngressSpec):
 class HttpEntry(Spec):
     """Where the endpoint listens, on every node that has a part in it."""
 
-    host: str = "0.0.0.0"
+    host: Host = "0.0.0.0"
     port: int = Field(8000, ge=1, le=65535)
 
 

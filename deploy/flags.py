@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from deploy.settings import ServeSettings, Words
+from deploy.setting_values import Words
+from deploy.settings import ServeSettings
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (

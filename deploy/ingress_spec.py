@@ -8,6 +8,7 @@ from pydantic import Field
 
 from deploy.durations import Seconds
 from deploy.refusals import Spec
+from deploy.setting_values import BodyBytes
 from deploy.settings import Policy
 
 
@@ -15,9 +16,9 @@ class IngressSpec(Spec):
     """The endpoint: everything about it that does not change without a restart."""
 
     policy: Policy = "prefix"
-    num_cpus: float = Field(1.0, ge=0)
+    num_cpus: float = Field(1.0, ge=0, le=1024)
     """CPUs that an ingress process counts for where it is placed."""
-    max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_body_bytes: BodyBytes = 8 << 20
     replica_wait_s: Seconds = Field(120.0, gt=0)
     stall_timeout_s: Seconds = Field(60.0, gt=0)
     drain_timeout_s: Seconds = Field(600.0, ge=0)

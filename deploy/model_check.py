@@ -180,7 +180,9 @@ def _check_kv_memory(settings: ServeSettings, model: ModelConfig) -> None:
             if wanted is None
             else wanted * layout.block_bytes
         )
-    check_host_memory(num_bytes, settings.swap_space_bytes, settings.num_ranks)
+    names_blocks = wanted is not None and settings.kv_cache_bytes is None
+    kv_setting = "num_gpu_blocks_override" if names_blocks else "kv_cache_gib"
+    check_host_memory(num_bytes, settings.swap_space_bytes, settings.num_ranks, kv_setting)
     num_blocks = num_bytes // layout.block_bytes
     if wanted is not None:
         if wanted > num_blocks:

@@ -41,7 +41,7 @@ class ModelSpec(Spec):
     """A path that every node has, or a hub id; None: the demo model."""
     device: str = "auto"
     """``cuda`` or ``cpu``; ``auto`` looks at the nodes there are now."""
-    ranks_per_node: int | None = Field(None, ge=1)
+    ranks_per_node: int | None = Field(None, ge=1, le=64)
     """Ranks that one node has room for; None: look at the nodes there are now."""
     worker_group: str | None = Field(None, pattern=r"^\S+$")
     """Only on nodes with this value of the Ray label ``shoal-worker-group``."""
@@ -65,7 +65,12 @@ class ModelSpec(Spec):
     def settings(self) -> ServeSettings:
         """The flags that ``shoal serve`` would be given, on whatever host."""
         return make_settings(
-            model=self.source, served_model_name=self.name, replicas=1, device=self.device, **self.engine
+            {name: f"engine.{name}" for name in self.engine} | {"model": "source"},
+            model=self.source,
+            served_model_name=(self.name,),
+            replicas=1,
+            device=self.device,
+            **self.engine,
         )
 
     @property

@@ -46,11 +46,13 @@ def _read_settings(given: dict[str, object]) -> ServeSettings:
     from deploy.settings import make_settings
 
     path = given.pop("config", None)
-    given = {**(read_config(path) if isinstance(path, Path) else {}), **given}
+    from_file = read_config(path) if isinstance(path, Path) else {}
+    called = {name: f"{path}, {name}" for name in from_file.keys() - given.keys()}
+    given = {**from_file, **given}
     json_console: JsonConsole | None = None
     if given.get("log_format", os.environ.get("SHOAL_LOG_FORMAT")) == "json":
         json_console = JsonConsole()  # before settings are read, so that a refusal is JSON, too
-    settings = make_settings(**given)
+    settings = make_settings(called, **given)
     if json_console is not None:
         json_console.follow(Runtime.of_port(settings.port).serve_logs)
     for note in settings.notes:

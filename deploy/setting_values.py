@@ -1,11 +1,23 @@
-"""What values of settings must be, beyond types and bounds; knows no setting's other fields.
+"""What values of settings must be, as types of fields: for settings and files alike; knows no setting's other fields.
 
-Raises ``ValueError``, to which pydantic adds the field's name, and its value where that is one word.
+Their checks raise ``ValueError``, to which pydantic adds the field's name, and its value where that is one word.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+MOST_GIB = 1 << 30
+"""An exbibyte: beyond what any machine has, and its bytes are a number that all arithmetic takes."""
+
+
+def split_words(value: object) -> object:
+    """A list as it is; words between commas, as a variable holds them, as a list."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 def checked_words(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,19 +36,41 @@ def checked_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def checked_url(value: str | None, what_for: str) -> str | None:
-    """An address of HTTP, or None.
+def checked_url(value: str) -> str:
+    """An address of HTTP.
 
     Raises:
-        ValueError: it is none; the message begins with ``what_for``.
+        ValueError: it is none.
     """
-    if value is None:
-        return value
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # a port that is no number, half an IPv6 address
         is_url = False
     if not is_url:
-        raise ValueError(f"{what_for}: give http:// or https:// before host and port")
+        raise ValueError("it is reached by HTTP: give http:// or https:// before host and port")
     return value
+
+
+def checked_host(host: str) -> str:
+    """An interface to listen on.
+
+    Raises:
+        ValueError: it can be no address.
+    """
+    if not host or any(character.isspace() for character in host):
+        raise ValueError("must be an address such as 127.0.0.1 or 0.0.0.0")
+    return host
+
+
+Host = Annotated[str, AfterValidator(checked_host)]
+HttpAddress = Annotated[
+    str, AfterValidator(checked_url), Field(json_schema_extra={"pattern": r"^https?://[^/\s]"})
+]
+"""The check says what to write; the pattern is for the chart."""
+# What is checked is a list by then, which no message shows: keys are among it.
+Words = Annotated[tuple[str, ...], NoDecode, AfterValidator(checked_words), BeforeValidator(split_words)]
+Gib = Annotated[float, Field(le=MOST_GIB)]
+"""An amount of memory, GiB."""
+BodyBytes = Annotated[int, Field(ge=1024, le=1 << 30)]
+"""Length of a message; gRPC counts it in 31 bits."""

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from platformdirs import user_cache_dir
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
 from deploy.durations import Seconds
-from deploy.refusals import no_truth_value, refusal, refused_path
-from deploy.setting_values import checked_url, checked_words
+from deploy.refusals import first_flag, flag_of, no_truth_value, refusal, refused_path, told_as_given
+from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Words
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
 from workers.model.rank_config import MAX_DETERMINISTIC_RANKS
 
-HttpAddress = Annotated[str, Field(json_schema_extra={"pattern": r"^https?://[^/\s]"})]
-"""Checked by ``checked_url``, which says what to write; the pattern is for the chart."""
-Words = Annotated[tuple[str, ...], NoDecode]
 Quantizations = Literal[
     "awq", "gptq", "squeezellm", "fp8", "int8", "int4", "compressed-tensors", "bitsandbytes", "gguf"
 ]
@@ -61,7 +59,7 @@ class ServeSettings(BaseSettings):
     """Let models decide by themselves whether to call a tool."""
     reasoning_parser: Literal["deepseek_r1", "qwen3", "think"] | None = None
     """How the model marks its thinking; None: thinking is text like any other."""
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Interface of every socket of the cluster."""
     port: int = Field(8000, ge=1, le=65535)
     """Port of the OpenAI API."""
@@ -95,7 +93,7 @@ class ServeSettings(BaseSettings):
     """HTTP processes."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """Ranks that share one replica's model."""
-    max_model_len: int | None = Field(None, ge=2)
+    max_model_len: int | None = Field(None, ge=2, le=1 << 30)
     """Most tokens of prompt and output; None: what the model takes."""
     max_num_seqs: int | None = Field(None, ge=1, le=4096)
     """Most requests in a step; None: 256 on a GPU, 64 on a CPU."""
@@ -107,17 +105,17 @@ class ServeSettings(BaseSettings):
     """Keep the blocks of prompts for others that begin alike."""
     enable_chunked_prefill: bool = True
     """Accepted for compatibility: long prompts are always computed in portions beside decoding requests."""
-    num_scheduler_steps: int | None = Field(None, ge=1)
+    num_scheduler_steps: int | None = Field(None, ge=1, le=1 << 20)
     """Accepted for compatibility: each step is planned while the one before it runs."""
     max_logprobs: int = Field(20, ge=0, le=1000)
     """Most alternatives of a token that a request may ask for."""
-    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    num_gpu_blocks_override: int | None = Field(None, ge=2, le=1 << 40)
     """KV blocks of a rank, on GPU or CPU; None: as many as the memory holds."""
-    kv_cache_gib: float | None = Field(None, gt=0)
+    kv_cache_gib: Gib | None = Field(None, gt=0)
     """KV memory of a rank on a CPU, GiB."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory to use."""
-    swap_space: float | None = Field(None, ge=0)
+    swap_space: Gib | None = Field(None, ge=0)
     """Host memory of a rank for KV blocks, GiB; None: 4 beside a GPU, none beside a CPU, whose memory is the same."""
     scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     """Who is served first: as they come, by the request's priority, or so that tenants share the tokens."""
@@ -127,7 +125,7 @@ class ServeSettings(BaseSettings):
     """Share of the swap space that preempted requests leave to cached prefixes."""
     kv_checksum: bool = False
     """Sum blocks that move to the host and compare when they come back."""
-    copy_gib_per_s: float | None = Field(None, gt=0)
+    copy_gib_per_s: float | None = Field(None, ge=0.0001, le=MOST_GIB)
     """On a CPU: copies between the tiers take as long as over a link of this rate, to try what a GPU would do."""
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
     """How weights are stored; dummy: random ones."""
@@ -141,7 +139,7 @@ class ServeSettings(BaseSettings):
     """Where ranks compute; auto: on GPUs where there are any."""
     enforce_eager: bool = False
     """On a GPU: launch every step kernel by kernel, without CUDA graphs; a faster start, slower steps."""
-    max_step_growth: float | None = Field(None, gt=0)
+    max_step_growth: float | None = Field(None, gt=0, le=1 << 20)
     """How many times longer prompts may make a step in which others get tokens (2: three times in all); None: as
     --max-num-batched-tokens lets them."""
     deterministic: bool = False
@@ -152,11 +150,11 @@ class ServeSettings(BaseSettings):
     """Refused: no code of a checkpoint is ever run."""
     seed: int = Field(0, ge=0, le=2**64 - 1)
     """Of random weights."""
-    cpu_threads: int | None = Field(None, ge=1)
+    cpu_threads: int | None = Field(None, ge=1, le=1 << 16)
     """Threads of a rank on a CPU; None: its share of the cores."""
     policy: Policy = "prefix"
     """How requests are placed on replicas."""
-    max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_body_bytes: BodyBytes = 8 << 20
     """Longest request body."""
     stall_timeout_s: Seconds = Field(60.0, gt=0)
     """A replica without a step for so long while work waits counts as stuck; sooner, from 10 s on, if that is 20 times
@@ -201,18 +199,6 @@ class ServeSettings(BaseSettings):
             raise ValueError("no code of a checkpoint is ever run here: leave it out")
         return value
 
-    # Before ``_words``, so that what is refused is a list, which no message shows: keys are among it.
-    @field_validator("served_model_name", "api_key", "allowed_origins")
-    @classmethod
-    def _words_differ(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        return checked_words(words)
-
-    @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
-    @classmethod
-    def _words(cls, value: object) -> object:
-        """A list, or words between commas, as a variable holds them."""
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
-
     @field_validator("*", mode="before")
     @classmethod
     def _is_not_blank(cls, value: object) -> object:
@@ -225,19 +211,13 @@ class ServeSettings(BaseSettings):
     def _no_truth_value_is_a_number(cls, value: object, info: ValidationInfo) -> object:
         return no_truth_value(cls.model_fields[str(info.field_name)], value)
 
-    @field_validator("host")
-    @classmethod
-    def _host_is_an_address(cls, host: str) -> str:
-        if not host or any(character.isspace() for character in host):
-            raise ValueError("must be an address such as 127.0.0.1 or 0.0.0.0")
-        return host
-
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> ServeSettings:
         if self.max_replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:
+            unasked = "" if "replicas" in self.model_fields_set else ", the default,"
             raise ValueError(
-                f"--replicas {self.replicas} is not between --min-replicas {self.min_replicas} and --max-replicas "
-                f"{self.max_replicas}"
+                f"--replicas {self.replicas}{unasked} is not between --min-replicas {self.min_replicas} and "
+                f"--max-replicas {self.max_replicas}: give --replicas, with which their number begins, between the two"
             )
         if self.max_replicas is None and self.min_replicas != 1:
             raise ValueError(
@@ -246,22 +226,11 @@ class ServeSettings(BaseSettings):
         if self.max_replicas is None:
             for name in _ONLY_WITH_SCALING:
                 if name in self.model_fields_set:
-                    flag = "--" + name.replace("_", "-")
                     raise ValueError(
-                        f"{flag} {getattr(self, name):g} needs --max-replicas: without it the number of replicas is "
-                        "fixed, give both or neither"
+                        f"{flag_of(name)} {getattr(self, name):g} needs --max-replicas: without it the number of "
+                        "replicas is fixed, give both or neither"
                     )
         return self
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _spans_go_to_a_url(cls, value: str | None) -> str | None:
-        return checked_url(value, "spans are sent by HTTP")
-
-    @field_validator("hub_endpoint")
-    @classmethod
-    def _hub_is_a_url(cls, value: str | None) -> str | None:
-        return checked_url(value, "the hub is asked by HTTP")
 
     @model_validator(mode="after")
     def _determinism_is_possible(self) -> ServeSettings:
@@ -276,7 +245,7 @@ class ServeSettings(BaseSettings):
     def _swapping_has_room(self) -> ServeSettings:
         if self.preemption_mode == "swap" and self.kv_host_fraction == 1:
             raise ValueError(
-                "--preemption-mode swap needs swap space that --kv-host-fraction 1 leaves to cached prefixes alone: "
+                "--kv-host-fraction 1 leaves the swap space to cached prefixes alone, --preemption-mode swap needs it: "
                 "lower the fraction, or take another mode"
             )
         return self
@@ -425,16 +394,27 @@ class ServeSettings(BaseSettings):
         return max(1, (os.cpu_count() or 1) // (self.replicas * self.tensor_parallel_size))
 
 
-def make_settings(**values: object) -> ServeSettings:
+def make_settings(called: Mapping[str, str] | None = None, /, **values: object) -> ServeSettings:
     """Settings from given values; None means not given.
 
+    Args:
+        called: what the user calls a setting whose value did not come by its flag: a place in a file.
+        values: what was given, by setting's name.
+
     Raises:
-        InvalidRequest: a value is out of range; the message names the flag, the value and what is allowed.
+        InvalidRequest: a value is out of range; the message names the flag (or the place in ``called``, or the
+            variable), the value and what is allowed.
     """
     given = {name: value for name, value in values.items() if value is not None}
     try:
         return ServeSettings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         path = refused_path(error)
-        flag = "--" + path[0].replace("_", "-") if path else ""
-        raise InvalidRequest(refusal(error, flag), path[0] if path else "settings") from error
+        message = refusal(error, flag_of(path[0]) if path else "")
+        variables = {
+            name: variable
+            for name in ServeSettings.model_fields.keys() - given.keys()
+            if (variable := f"SHOAL_{name}".upper()) in map(str.upper, os.environ)
+        }
+        param = path[0] if path else first_flag(message) or "settings"
+        raise InvalidRequest(told_as_given(message, {**variables, **(called or {})}), param) from error

@@ -8,7 +8,7 @@ A file may name any of the fields of ``ReplicaModel``; what it leaves out keeps 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,13 +18,17 @@ from workers.engine.config import EngineConfig
 from workers.engine.cost_model import CostModel
 from workers.engine.errors import InvalidRequest
 
+_MOST = 1 << 32
+Rate = Annotated[float, Field(ge=0.001, le=1e12)]
+"""Tokens a second; a token takes a time that can be added up."""
+
 
 class ReplicaModel(Spec):
     """Limits and costs of one replica. Frozen."""
 
     kind: Literal["engine", "fifo"] = "engine"
     """``engine``: Shoal's own scheduler and block manager. ``fifo``: the textbook replica of ``FifoReplica``."""
-    prompt_tokens_per_s: float = Field(15_000.0, gt=0)
+    prompt_tokens_per_s: Rate = 15_000.0
     base_s: Seconds = Field(0.008, gt=0)
     """Of each step."""
     per_sequence_s: Seconds = Field(0.0001, ge=0)
@@ -33,15 +37,15 @@ class ReplicaModel(Spec):
     """Of each KV token that a step's decoding requests read."""
     per_attended_s: Seconds = Field(0.0, ge=0)
     """Of each pair of a prompt token and a KV token that it reads; ``engine`` only."""
-    max_num_seqs: int = Field(128, ge=1)
-    max_num_batched_tokens: int = Field(2048, ge=1)
-    num_kv_tokens: int = Field(1_024_000, ge=1)
+    max_num_seqs: int = Field(128, ge=1, le=_MOST)
+    max_num_batched_tokens: int = Field(2048, ge=1, le=_MOST)
+    num_kv_tokens: int = Field(1_024_000, ge=1, le=_MOST)
     """Tokens that the KV pool holds: 2,000 blocks of 512."""
-    num_host_kv_tokens: int = Field(0, ge=0)
+    num_host_kv_tokens: int = Field(0, ge=0, le=_MOST)
     """Tokens that blocks in host memory hold; ``engine`` only."""
-    copied_tokens_per_s: float = Field(390_000.0, gt=0)
+    copied_tokens_per_s: Rate = 390_000.0
     """Between the tiers, each way: 51 GB/s, at 131,072 bytes a token of an 8B model."""
-    run_ahead: int = Field(1, ge=0)
+    run_ahead: int = Field(1, ge=0, le=1024)
     """Steps launched beyond the one awaited; ``engine`` only."""
 
     @model_validator(mode="after")

@@ -41,6 +41,8 @@ from workers.engine.errors import InvalidRequest
 _PLAIN_KEY = re.compile(r"[^\s:{}\[\],\"'-][^\s:{}\[\],\"']*")
 """A line that is a key and no YAML of any meaning."""
 
+_PerMinute = Annotated[float, Field(ge=0.001, le=1e15, allow_inf_nan=False)]
+"""A limit; what a caller may have to wait for is then a time that can be told."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", to_lower=True)]
 
 
@@ -160,9 +162,9 @@ class _Record(BaseModel):
     key: str | None = Field(None, min_length=8, max_length=1024)
     key_sha256: Digest | None = None
     models: list[str] | None = None
-    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
-    max_concurrency: int | None = Field(None, ge=1)
+    requests_per_minute: _PerMinute | None = None
+    tokens_per_minute: _PerMinute | None = None
+    max_concurrency: int | None = Field(None, ge=1, le=1 << 31)
     priority: int = Field(0, ge=-1000, le=1000)
     cache_salt: str | None = Field(None, max_length=256)
     admin: bool = False

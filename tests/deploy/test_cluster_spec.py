@@ -79,7 +79,10 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
         ("models: [{name: a/b}, {name: a--b}]", "two models are called"),
         ("models: [{name: a}]\ningress: {grpc_port: 8000}", "grpc_port and http.port are both 8000"),
         ("models: [{name: a, engine: {port: 1}}]", r"engine\.port: a model has no such setting"),
-        ("models: [{name: a, engine: {block_size: 17}}]", "block-size is 17: .*16, 32 or 64"),
+        (
+            "models: [{name: a, engine: {block_size: 17}}]",
+            r"models\.0: engine\.block_size is 17: .*16, 32 or 64",
+        ),
         ("models: [{name: 'a b'}]", "name"),
         ("models: [{name: a, colour: red}]", "colour"),
         ("models: [{name: a, replicas: -1}]", r"models\.0\.replicas is -1: .* equal to 0"),
@@ -96,7 +99,7 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
         ),
         (
             "models: [{name: a, engine: {max_num_seqs: true}}]",
-            "--max-num-seqs is True: true and false are no",
+            r"engine\.max_num_seqs is True: true and false are no",
         ),
         ("models: [{name: a, engine: {copy_gib_per_s: 1}}]", r"engine\.copy_gib_per_s: a model has no such"),
         (
@@ -104,6 +107,12 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
             r"ingress\.num_cpus is True: true and false are no",
         ),
         ("models: [{name: a}]\nhttp: {port: true}", r"http\.port is True: true and false are no value of it"),
+        (
+            "models: [{name: a, engine: {swap_space: 1e300}}]",
+            r"engine\.swap_space is 1e300: .* 1073741824 GiB",
+        ),
+        ("models: [{name: a}]\nhttp: {host: ''}", r"http\.host is '': must be an address such as"),
+        ("models: [{name: a}]\nhttp: {host: 'a b'}", r"http\.host is 'a b': must be an address such as"),
         ("models: {", "no YAML"),
         ("models: [{name: a}]\ningress: {policy: luck}", "ingress.policy"),
         ("proxy_location: EveryNode\napplications: []", "configuration of Ray Serve.*`serve deploy`"),

@@ -56,7 +56,7 @@ def test_a_field_refuses_what_is_longer_than_a_week(kind: type[BaseModel], name:
             kind.model_validate({name: value, **given})
 
         assert refusal(refused.value, name) == (
-            f"{name} is {value!r}: input should be less than or equal to {MOST_S:.0f}"
+            f"{name} is {value!r}: input should be less than or equal to {MOST_S:.0f} seconds, a week"
         )
     assert kind.model_validate({name: MOST_S, **given})
 
@@ -69,12 +69,17 @@ def test_an_option_refuses_what_cannot_be_waited(command: tuple[str, ...], flag:
 
     assert isinstance(result.exception, InvalidRequest), result.output
     assert str(result.exception).startswith(f"{flag} is {value}")
-    if value != "nan":
-        assert str(result.exception).endswith(f"less than or equal to {most:.0f}")
+    if value == "nan":
+        assert "finite" in str(result.exception)
+    else:
+        unit = "hours" if flag == "--hours" else "seconds"
+        assert str(result.exception).endswith(f"less than or equal to {most:.0f} {unit}, a week")
 
 
 def test_a_flag_of_the_server_is_told_with_its_limit() -> None:
-    with pytest.raises(InvalidRequest, match=r"^--drain-timeout-s is 1e300: .* equal to 604800$"):
+    with pytest.raises(
+        InvalidRequest, match=r"^--drain-timeout-s is 1e300: .* equal to 604800 seconds, a week$"
+    ):
         make_settings(drain_timeout_s="1e300")
 
 

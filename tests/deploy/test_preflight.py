@@ -92,7 +92,7 @@ def test_what_fits_passes(folder: Path) -> None:
             r"--swap-space 1,000,000,000 \(GiB\) for each of 2 ranks.*lower it, to .* GiB",
         ),
         ({"kv_cache_gib": 1e9}, "kv_cache_gib", r"1,000,000,000 GiB of KV blocks.*lower --kv-cache-gib"),
-        ({"num_gpu_blocks_override": 10**12}, "kv_cache_gib", "lower .*--num-gpu-blocks-override"),
+        ({"num_gpu_blocks_override": 10**12}, "num_gpu_blocks_override", "lower .*--num-gpu-blocks-override"),
         (
             {"num_gpu_blocks_override": 2000, "kv_cache_gib": 0.01},
             "num_gpu_blocks_override",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from deploy.serve_command import _read_settings
 from deploy.settings import Quantizations, ServeSettings, make_settings
 from workers.checkpoint.quantization import FORMATS, ONLINE
 from workers.engine.errors import InvalidRequest
@@ -30,6 +32,16 @@ from workers.engine.errors import InvalidRequest
         ("api_key", "", r"--api-key is '': nothing is no value"),
         ("seed", 2**70, r"--seed is 1180591620717411303424: .*18446744073709551615"),
         ("kv_cache_dtype", "fp4", r"--kv-cache-dtype is 'fp4': .*'fp8'"),
+        ("swap_space", "1e300", r"--swap-space is 1e300: .* 1073741824 GiB$"),
+        ("copy_gib_per_s", 1e-300, r"--copy-gib-per-s is 1e-300: .* 0.0001 GiB/s$"),
+        (
+            "num_gpu_blocks_override",
+            10**30,
+            r"--num-gpu-blocks-override is 1000000000000000000000000000000: ",
+        ),
+        ("max_body_bytes", 1 << 40, r"--max-body-bytes is 1099511627776: .* 1073741824 bytes$"),
+        ("rank_timeout_s", 604801, r"--rank-timeout-s is 604801: .* 604800 seconds, a week$"),
+        ("dtype", "x" * 5000, r"--dtype is 'x{79}\.\.\. \(5002 characters\): "),
     ],
 )
 def test_a_bad_flag_is_named_with_its_value_and_limit(name: str, value: object, says: str) -> None:
@@ -37,6 +49,28 @@ def test_a_bad_flag_is_named_with_its_value_and_limit(name: str, value: object, 
         make_settings(**{name: value})
 
     assert caught.value.param == name
+
+
+def test_a_value_is_told_as_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "shoal.yaml"
+    path.write_text("port: 70000\nmax-replicas: 1\n")
+    monkeypatch.setenv("SHOAL_REPLICAS", "4")
+
+    for given, says in (
+        ({}, f"{path}, port is 70000: "),
+        ({"port": "70001"}, "--port is 70001: "),
+        (
+            {"port": "8000"},
+            f"SHOAL_REPLICAS 4 is not between --min-replicas 1 and {path}, max_replicas 1: ",
+        ),
+    ):
+        with pytest.raises(InvalidRequest, match="^" + re.escape(says)):
+            _read_settings({"config": path, **given})
+    monkeypatch.setenv("shoal_replicas", "0")
+    monkeypatch.delenv("SHOAL_REPLICAS")
+    with pytest.raises(InvalidRequest, match=r"^SHOAL_REPLICAS is 0: ") as refused:
+        make_settings()
+    assert refused.value.param == "replicas"
 
 
 def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +98,11 @@ def test_ranks_share_the_cores_among_them(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_first_number_of_replicas_lies_between_least_and_most() -> None:
     with pytest.raises(
-        InvalidRequest, match="--replicas 2 is not between --min-replicas 1 and --max-replicas 1"
-    ):
+        InvalidRequest, match="--replicas 3 is not between --min-replicas 1 and --max-replicas 1"
+    ) as refused:
+        make_settings(replicas=3, max_replicas=1)
+    assert refused.value.param == "replicas"
+    with pytest.raises(InvalidRequest, match=r"--replicas 2, the default, is not between .* give --replicas"):
         make_settings(max_replicas=1)
 
     bounds = make_settings(replicas=2, min_replicas=0, max_replicas=5).scale_bounds
@@ -122,7 +159,7 @@ def test_what_concerns_scaling_alone_needs_a_number_of_replicas_that_scales(
         make_settings(**{name: 5})
     assert getattr(make_settings(**{name: 5}, max_replicas=3), name) == 5
     monkeypatch.setenv(f"SHOAL_{name.upper()}", "5")
-    with pytest.raises(InvalidRequest, match=says):
+    with pytest.raises(InvalidRequest, match=f"SHOAL_{name.upper()} 5 needs --max-replicas"):
         make_settings()
 
 
@@ -138,8 +175,9 @@ def test_a_truth_value_is_no_number_and_no_word(name: str, value: bool) -> None:
 
 
 def test_swapping_needs_room_beside_cached_prefixes() -> None:
-    with pytest.raises(InvalidRequest, match=r"--preemption-mode swap .* --kv-host-fraction 1"):
+    with pytest.raises(InvalidRequest, match=r"--kv-host-fraction 1 .* --preemption-mode swap") as refused:
         make_settings(preemption_mode="swap", kv_host_fraction=1)
+    assert refused.value.param == "kv_host_fraction"
 
     assert make_settings(preemption_mode="swap", kv_host_fraction=0.99).kv_host_fraction == 0.99
     assert make_settings(preemption_mode="auto", kv_host_fraction=1).kv_host_fraction == 1

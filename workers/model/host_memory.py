@@ -27,7 +27,9 @@ def host_memory_bytes() -> int:
     return min(limits)
 
 
-def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> None:
+def check_host_memory(
+    kv_bytes: int, swap_bytes: int, num_ranks: int = 1, kv_setting: str = "kv_cache_gib"
+) -> None:
     """Return if ``num_ranks`` ranks of this host can have that much memory each for their two tiers of KV blocks.
 
     Pages are given out when first written: what does not fit would end processes under load, not at start.
@@ -35,6 +37,7 @@ def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> Non
     Args:
         kv_bytes: of a rank's pool, where that is host memory; else 0.
         swap_bytes: of a rank's host tier.
+        kv_setting: which setting says the former.
 
     Raises:
         InvalidRequest: it is more than there is; names the larger of the two.
@@ -44,14 +47,14 @@ def check_host_memory(kv_bytes: int, swap_bytes: int, num_ranks: int = 1) -> Non
         return
     flag, param, size = max(
         ("--swap-space", "swap_space", swap_bytes),
-        ("KV blocks", "kv_cache_gib", kv_bytes),
+        ("KV blocks", kv_setting, kv_bytes),
         key=lambda one: one[2],
     )
     others = kv_bytes + swap_bytes - size
     # Rounded down: what is advised must do.
     most = math.floor(max(have // num_ranks - others, 0) / _GIB * 10) / 10
     ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
-    if param == "kv_cache_gib":
+    if param == kv_setting:
         what = f"{_gib(size)} GiB of KV blocks{ranks}"
         way = "lower --kv-cache-gib or --num-gpu-blocks-override"
     else:

@@ -58,6 +58,11 @@ def test_plain_lines_are_keys_without_limits() -> None:
         ("keys: []", "keys"),
         ("keys: [{name: a, key: sk-secret-12345, tokens_per_minute: 0}]", "keys.1.tokens_per_minute"),
         (
+            "keys: [{name: a, key: sk-secret-12345, requests_per_minute: 5.0e-324}]",
+            "keys.1.requests_per_minute",
+        ),
+        ("keys: [{name: a, key: sk-secret-12345, tokens_per_minute: 1.0e+300}]", "keys.1.tokens_per_minute"),
+        (
             "keys: [{name: a, key: sk-secret-12345, max_concurrency: true}]",
             "max_concurrency .*true and false",
         ),
