@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ INGRESS_APPLICATION = "shoal-ingress"
 INGRESS_DEPLOYMENT = "ingress"
 REPLICA_DEPLOYMENT = "replica"
 """Names in Serve; configurations and the chart use the same."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +97,13 @@ class ReplicaConfig:
 
 
 def application_name(served_name: str) -> str:
-    """Name of the Serve application of the model that clients call ``served_name``; Serve allows no slashes."""
-    return "model-" + served_name.replace("/", "--")
+    """Name of the Serve application of the model that clients call ``served_name``.
+
+    Serve allows no slashes, takes ASCII alone, and makes names of files of it: other names and long ones are told by a
+    part that can be read, and a digest.
+    """
+    if _PLAIN_NAME.fullmatch(served_name):
+        return "model-" + served_name.replace("/", "--")
+    part = re.sub(r"[^A-Za-z0-9._-]+", "-", served_name)[:40]
+    digest = hashlib.sha256(served_name.encode()).hexdigest()[:16]
+    return f"model-{part}-{digest}"

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from cluster.config import ReplicaConfig, application_name
 from deploy.refusals import Spec
 from deploy.served_model import served_model_config
+from deploy.setting_values import Name
 from deploy.settings import ServeSettings, make_settings
 from router.config import ServedModelConfig
 from workers.checkpoint.source import resolve_model
@@ -35,7 +36,7 @@ ENGINE_SETTINGS = frozenset(ServeSettings.model_fields) - _NOT_OF_A_MODEL
 class ModelSpec(Spec):
     """A model, how it is run, and where."""
 
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")
+    name: Name
     """What clients call it."""
     source: str | None = Field(None, pattern=r"^\S(.*\S)?$")
     """A path that every node has, or a hub id; None: the demo model."""

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+MOST_NAME_CHARS = 256
+"""Of a model's name: more than a file's or a repository's has."""
 MOST_GIB = 1 << 30
 """An exbibyte: beyond what any machine has, and its bytes are a number that all arithmetic takes."""
 
@@ -34,6 +36,33 @@ def checked_words(words: tuple[str, ...]) -> tuple[str, ...]:
         if word in bare[: number - 1]:
             raise ValueError(f"{place} is the same as number {bare.index(word) + 1}: give each once")
     return words
+
+
+def checked_name(name: str) -> str:
+    """What clients call a model, in bodies, addresses (``/v1/models/NAME``) and logs.
+
+    Raises:
+        ValueError: it cannot be told or found there; the message names it, or its beginning.
+    """
+    if len(name) > MOST_NAME_CHARS:
+        raise ValueError(
+            f"a name that begins with {name[:40]!r} has {len(name):,} characters: give {MOST_NAME_CHARS} at most"
+        )
+    if not name.isprintable():
+        raise ValueError(
+            f"{name!r} has characters that cannot be shown, as ends of lines: give a name without"
+        )
+    if name != name.strip() or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise ValueError(
+            f"{name!r} cannot be part of an address: give a name without blanks or / at its ends, and without //, . or "
+            ".. between two /"
+        )
+    return name
+
+
+def checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Several such names; raises as ``checked_words`` and ``checked_name`` do."""
+    return tuple(map(checked_name, checked_words(names)))
 
 
 def checked_url(value: str) -> str:
@@ -63,6 +92,8 @@ def checked_host(host: str) -> str:
     return host
 
 
+Name = Annotated[str, AfterValidator(checked_name)]
+Names = Annotated[tuple[str, ...], NoDecode, AfterValidator(checked_names), BeforeValidator(split_words)]
 Host = Annotated[str, AfterValidator(checked_host)]
 HttpAddress = Annotated[
     str, AfterValidator(checked_url), Field(json_schema_extra={"pattern": r"^https?://[^/\s]"})

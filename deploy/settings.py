@@ -20,7 +20,7 @@ from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
 from deploy.durations import Seconds
 from deploy.refusals import first_flag, flag_of, no_truth_value, refusal, refused_path, told_as_given
-from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Words
+from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Names, Words, checked_name
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
@@ -43,7 +43,7 @@ class ServeSettings(BaseSettings):
 
     model: str | None = None
     """A folder, a .gguf file or a hub id; None: the demo model, SmolLM2-135M."""
-    served_model_name: Words = ()
+    served_model_name: Names = ()
     """What clients call the model, the reported name first; may be given several times. None: its own name."""
     tokenizer: Path | None = None
     """A folder or .gguf file to take the tokenizer from; None: the model's."""
@@ -293,8 +293,19 @@ class ServeSettings(BaseSettings):
         )
 
     def served_names(self, name: str) -> tuple[str, ...]:
-        """What clients may call a model whose own name is ``name``, the reported name first."""
-        return self.served_model_name or (name,)
+        """What clients may call a model whose own name is ``name``, the reported name first.
+
+        Raises:
+            InvalidRequest: it is to have its own, which can be no name.
+        """
+        if self.served_model_name:
+            return self.served_model_name
+        try:
+            return (checked_name(name),)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"the model's own name: {error}, by --served-model-name", "served_model_name"
+            ) from None
 
     @property
     def device_name(self) -> str:

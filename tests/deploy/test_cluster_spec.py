@@ -83,7 +83,7 @@ def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -
             "models: [{name: a, engine: {block_size: 17}}]",
             r"models\.0: engine\.block_size is 17: .*16, 32 or 64",
         ),
-        ("models: [{name: 'a b'}]", "name"),
+        ("models: [{name: 'a b '}]", r"models\.0\.name is 'a b ': .* without blanks or / at its ends"),
         ("models: [{name: a, colour: red}]", "colour"),
         ("models: [{name: a, replicas: -1}]", r"models\.0\.replicas is -1: .* equal to 0"),
         (

@@ -174,7 +174,9 @@ async def make_edge(byte_vocabulary: Vocabulary) -> AsyncIterator[MakeEdge]:
         config = IngressConfig(
             models=(
                 ServedModelConfig(
-                    ModelFiles(Path("tiny.gguf"), "tiny"), max_model_len, ("tiny", "alias"), **(served or {})
+                    ModelFiles(Path("tiny.gguf"), "tiny"),
+                    max_model_len,
+                    **{"names": ("tiny", "alias"), **(served or {})},
                 ),
             ),
             policy=policy,

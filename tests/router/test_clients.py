@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from urllib.parse import quote
 
 import httpx
 import openai
 import pytest
 
+from deploy.setting_values import MOST_NAME_CHARS, checked_name
 from router.config import Limits
 from router.scripted_replica import ScriptedReplica
 
@@ -67,6 +69,21 @@ async def test_the_official_client_completes_lists_and_fails_by_class(make_edge)
     assert text == "abc"
     assert models == ["tiny", "alias"]
     assert refused.value.param == "temperature"
+
+
+async def test_each_name_that_is_listed_is_found_and_served(make_edge) -> None:
+    names = ("modèle", "org/模型 50%", "a?b#c", "x+y&z=%2F", "ü" * MOST_NAME_CHARS)
+    edge = await make_edge(ScriptedReplica(script=says("abc")), served={"names": names})
+    url = await edge.listen()
+    async with official(url) as client, httpx.AsyncClient(base_url=url) as http:
+        listed = [model.id async for model in client.models.list()]
+        found = [(await http.get(f"/v1/models/{quote(name, safe=safe)}")).json()["id"] for name, safe in
+                 [(name, safe) for name in listed for safe in ("", "/")]]  # fmt: skip
+        answers = [(await client.completions.create(model=name, prompt="x")).model for name in listed]
+
+    assert tuple(map(checked_name, names)) == names == tuple(listed)
+    assert found == [name for name in names for _ in range(2)]
+    assert answers == listed
 
 
 @pytest.mark.parametrize("stream", [False, True])
