@@ -14,7 +14,8 @@ from deploy.bench.options import finite
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
 from deploy.console import console, counted, stage
 from deploy.durations import MOST_S
-from workers.engine.errors import ShoalError
+from deploy.setting_values import checked_url
+from workers.engine.errors import InvalidRequest, ShoalError
 
 _POLL_S = 1.0
 
@@ -62,6 +63,7 @@ def deploy(
     if print_only:
         typer.echo(yaml.dump(spec.serve_config(), Dumper=_PlainDumper, sort_keys=False), nl=False)
         return
+    check_address(address)
     with stage(f"{counted(len(spec.models), 'model')} to {address}") as current:
         api = connect(address)
         api.deploy_applications(spec.serve_config())
@@ -125,6 +127,18 @@ def _last_line(application: dict[str, Any]) -> str:
     return lines[-1] if lines else ""
 
 
+def check_address(address: str) -> None:
+    """Return if a dashboard could be there.
+
+    Raises:
+        InvalidRequest: it is no address of HTTP.
+    """
+    try:
+        checked_url(address)
+    except ValueError as error:
+        raise InvalidRequest(f"--address is {address!r}: {error}", "address") from None
+
+
 def connect(address: str) -> ServeApi:
     """The dashboard at ``address``.
 
@@ -133,8 +147,6 @@ def connect(address: str) -> ServeApi:
     """
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
-    if not address.startswith(("http://", "https://")):
-        raise DeployError(f"--address is {address!r}: give http:// or https:// before host and port")
     try:
         client: ServeApi = ServeSubmissionClient(address)
     except (ConnectionError, RuntimeError, ValueError) as error:

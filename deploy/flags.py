@@ -55,7 +55,9 @@ def with_flags(serve: Serve) -> Callable[..., None]:
     """A command that collects what was given on the command line and hands it to ``serve``, by setting's name."""
 
     def command(**given: Any) -> None:
-        serve({name: value for name, value in given.items() if value not in (None, [])})
+        # Joined, since a word means by flag what it means in a variable: several, where commas are in it.
+        words = {name: ",".join(value) for name, value in given.items() if isinstance(value, list) and value}
+        serve({name: value for name, value in given.items() if value not in (None, [])} | words)
 
     parameters = [
         _parameter("model", Annotated[str | None, typer.Argument(help=_help("model"), metavar="MODEL")])

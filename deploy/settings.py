@@ -44,7 +44,8 @@ class ServeSettings(BaseSettings):
     model: str | None = None
     """A folder, a .gguf file or a hub id; None: the demo model, SmolLM2-135M."""
     served_model_name: Names = ()
-    """What clients call the model, the reported name first; may be given several times. None: its own name."""
+    """What clients call the model, the reported name first; several between commas, or given several times. None: its
+    own name."""
     tokenizer: Path | None = None
     """A folder or .gguf file to take the tokenizer from; None: the model's."""
     revision: str | None = None
@@ -66,11 +67,12 @@ class ServeSettings(BaseSettings):
     grpc_port: int | None = Field(None, ge=1, le=65535)
     """Port of the gRPC API (router/rpc/proto/inference.proto). Default: none."""
     api_key: Words = ()
-    """A key that callers must show; may be given several times. Others see flags: better a file, or SHOAL_API_KEY."""
+    """A key that callers must show; several between commas, or given several times. Others see flags: better a file, or
+    SHOAL_API_KEY."""
     api_keys: Path | None = None
     """A file of keys, one a line or YAML with limits; it is read again when it changes."""
     allowed_origins: Words = ("*",)
-    """Web pages whose scripts may call the API (CORS); may be given several times."""
+    """Web pages whose scripts may call the API (CORS); several between commas, or given several times."""
     ssl_keyfile: Path | None = None
     """Private key (PEM) of the certificate; with --ssl-certfile the API speaks HTTPS only."""
     ssl_certfile: Path | None = None

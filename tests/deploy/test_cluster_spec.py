@@ -208,14 +208,18 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         read_cluster_spec(path)
 
 
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [
-        ("banana", "'banana': give http://"),
-        ("localhost:8265", "give http://"),
-        ("http://127.0.0.1:1", "no Ray dashboard at"),
-    ],
-)
-def test_an_address_where_no_dashboard_answers_is_told(address: str, says: str) -> None:
-    with pytest.raises(DeployError, match=says):
-        connect(address)
+@pytest.mark.parametrize("address", ["banana", "localhost:8265", "http://", "http://there:99999"])
+def test_what_is_no_address_is_refused_before_anything_begins(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE)
+
+    result = CliRunner().invoke(app, ["deploy", str(path), "--address", address])
+
+    assert isinstance(result.exception, InvalidRequest), result.output
+    assert str(result.exception).startswith(f"--address is '{address}': it is reached by HTTP: give http://")
+    assert result.output == ""
+
+
+def test_an_address_where_no_dashboard_answers_is_told() -> None:
+    with pytest.raises(DeployError, match="no Ray dashboard at"):
+        connect("http://127.0.0.1:1")

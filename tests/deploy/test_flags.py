@@ -105,6 +105,28 @@ def test_a_command_line_becomes_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.enable_prefix_caching is False
     assert settings.served_names("x") == ("a", "b")
     assert settings.replicas == 2
+    assert settings.api_key == ("k1", "k2")
+
+
+@pytest.mark.parametrize("name", ["served_model_name", "api_key", "allowed_origins"])
+def test_words_mean_the_same_by_flag_by_variable_and_in_a_file(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flag, path = "--" + name.replace("_", "-"), tmp_path / "shoal.yaml"
+    path.write_text(f"{name}: 'a, b'")
+
+    by_flag = given_to_settings(monkeypatch, flag, "a, b")
+    by_flags = given_to_settings(monkeypatch, flag, "a", flag, "b")
+    by_file = given_to_settings(monkeypatch, "--config", str(path))
+    monkeypatch.setenv(f"SHOAL_{name.upper()}", "a, b")
+    by_variable = given_to_settings(monkeypatch)
+
+    for settings in (by_flag, by_flags, by_file, by_variable):
+        assert getattr(settings, name) == ("a", "b")
+    assert "several between commas, or given several times" in " ".join(shown_help().split())
+    monkeypatch.setattr(sys, "argv", ["shoal", "serve", flag, "k,k"])
+    with pytest.raises(SystemExit):
+        cli.main()
 
 
 def test_flags_go_before_the_file_and_the_file_before_variables(
