@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.console import console, read_line
+from deploy.refusals import flag_of
 from workers.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -75,17 +76,24 @@ def run_batch(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests under way at once.")] = 64,
     api_key: ApiKey = None,
+    *,
+    engine: dict[str, object],
 ) -> None:
     """Answer a file of requests: one JSON object a line in, one a line out, in the order they end.
 
     Answers are written to OUTPUT-FILE.partial, which takes the name when all are there: what was in the file before
     stays until then, and a run that is broken off leaves what it has. A pipe, a device, and a file in a folder that
-    takes no other are written line by line as they are.
+    takes no other are written line by line as they are. With --model, flags say how that model is run.
     """
     from deploy.batch import read_batch, run
     from deploy.client import Client
     from deploy.output_file import check_output, is_same_file, partial_of
 
+    if engine and model is None:
+        flag = flag_of(min(engine))
+        raise InvalidRequest(
+            f"{flag} needs --model: how the model at --url is run was said where it was started", min(engine)
+        )
     requests = read_batch(input_file)
     for written in (output_file, partial_of(output_file)):
         if is_same_file(written, input_file):
@@ -98,13 +106,15 @@ def run_batch(
         Client(url, api_key).first_model()  # where nobody answers, no request of the batch would be
         summary = asyncio.run(run(requests, output_file, url, api_key, concurrency))
     else:
-        summary = _served(model, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency)))
+        summary = _served(
+            model, engine, lambda own: asyncio.run(run(requests, output_file, own, None, concurrency))
+        )
     console.print(f"{summary.num_answered} answered, {summary.num_failed} failed: {output_file}")
     if summary.num_failed:
         raise typer.Exit(1)
 
 
-def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
+def _served(model: str, engine: dict[str, object], use: Callable[[str], BatchSummary]) -> BatchSummary:
     """Run ``use`` on an endpoint of a cluster that is started for it and stopped after it."""
     from deploy.local_cluster import start_local_cluster
     from deploy.own_cluster import own_cluster
@@ -113,7 +123,8 @@ def _served(model: str, use: Callable[[str], BatchSummary]) -> BatchSummary:
 
     with own_cluster():
         chosen = choose_ports(1, 8100)
-        cluster = start_local_cluster(make_settings(model=model, port=chosen.ports[0], replicas=1))
+        settings = make_settings(model=model, port=chosen.ports[0], replicas=1, **engine)
+        cluster = start_local_cluster(settings)
         try:
             return use(f"{cluster.url}/v1")
         finally:

@@ -8,15 +8,17 @@ from deploy.bench.cli import app as bench
 from deploy.client_commands import chat, complete, run_batch
 from deploy.command_group import Commands
 from deploy.deploy_command import deploy
+from deploy.engine_command import EngineCommand
 from deploy.fetch_command import fetch
-from deploy.flags import with_flags
+from deploy.flags import with_engine_flags, with_flags
 from deploy.generate_command import generate
-from deploy.grouped_help import GroupedHelp
 from deploy.plan_command import plan
 from deploy.quantize.command import quantize
 from deploy.serve_command import serve
 from deploy.simulate.cli import simulate
 from deploy.simulate.trace_cli import app as trace
+
+_WIDE = {"max_content_width": 100}
 
 app = typer.Typer(
     cls=Commands,
@@ -26,11 +28,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(name="serve", cls=GroupedHelp, context_settings={"max_content_width": 100})(with_flags(serve))
+app.command(name="serve", cls=EngineCommand, context_settings=_WIDE)(with_flags(serve))
 app.command()(chat)
 app.command()(complete)
 app.command()(generate)
-app.command()(run_batch)
+app.command(name="run-batch", cls=EngineCommand, context_settings=_WIDE)(with_engine_flags(run_batch))
 app.command()(deploy)
 app.command()(fetch)
 app.command()(plan)

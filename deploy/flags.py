@@ -1,5 +1,7 @@
 """The flags of ``shoal serve``, made from the fields of ``ServeSettings``: names, help and groups.
 
+Other commands that start an engine have those of them that concern it.
+
 What a flag may hold is checked by the settings alone, so that flags, file and environment fail alike.
 """
 
@@ -10,11 +12,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 
+from deploy.model_spec import ENGINE_SETTINGS
 from deploy.setting_values import Words
 from deploy.settings import ServeSettings
 
@@ -55,9 +58,7 @@ def with_flags(serve: Serve) -> Callable[..., None]:
     """A command that collects what was given on the command line and hands it to ``serve``, by setting's name."""
 
     def command(**given: Any) -> None:
-        # Joined, since a word means by flag what it means in a variable: several, where commas are in it.
-        words = {name: ",".join(value) for name, value in given.items() if isinstance(value, list) and value}
-        serve({name: value for name, value in given.items() if value not in (None, [])} | words)
+        serve(_given(given))
 
     parameters = [
         _parameter("model", Annotated[str | None, typer.Argument(help=_help("model"), metavar="MODEL")])
@@ -75,7 +76,42 @@ def with_flags(serve: Serve) -> Callable[..., None]:
     )
     for name in _in_order():
         parameters.append(_parameter(name, _option(name)))
-    command.__doc__ = serve.__doc__
+    return _described(command, parameters, serve.__doc__)
+
+
+def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with the flags that concern an engine beside its own parameters.
+
+    What was given of them it takes as ``engine``, by setting's name.
+    """
+
+    def whole(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in names}
+        command(**given, engine=_given(engine))
+
+    names = [name for name in _in_order() if name in ENGINE_SETTINGS or name == "device"]
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+        for one in inspect.signature(command).parameters.values()
+        if one.name != "engine"
+    ]
+    parameters += [_parameter(name, _option(name)) for name in names]
+    return _described(whole, parameters, command.__doc__)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, object]:
+    """What was given of some flags."""
+    # Joined, since a word means by flag what it means in a variable: several, where commas are in it.
+    words = {name: ",".join(value) for name, value in flags.items() if isinstance(value, list) and value}
+    return {name: value for name, value in flags.items() if value not in (None, [])} | words
+
+
+def _described(
+    command: Callable[..., None], parameters: list[inspect.Parameter], doc: str | None
+) -> Callable[..., None]:
+    """``command``, whose parameters and help the parser is told."""
+    command.__doc__ = doc
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

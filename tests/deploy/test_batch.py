@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from deploy.batch import BatchRequest, read_batch, run
 from deploy.client import ClientError
 from deploy.commands import app
+from deploy.settings import ServeSettings
 from workers.engine.errors import InvalidRequest
 
 
@@ -229,3 +230,37 @@ def test_a_batch_does_not_overwrite_its_own_requests(tmp_path: Path, given: str)
     assert isinstance(result.exception, InvalidRequest)
     assert "would overwrite the input" in str(result.exception)
     assert (tmp_path / given).read_text() == line()
+
+
+def test_a_batch_with_a_model_takes_the_flags_of_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[ServeSettings] = []
+
+    class Stopped(Exception):
+        pass
+
+    def stop(settings: ServeSettings) -> None:
+        found.append(settings)
+        raise Stopped
+
+    monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
+    (tmp_path / "in").write_text(line())
+    command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "some/model"]
+
+    result = CliRunner().invoke(app, [*command, "-tp", "2", "--no-enable-prefix-caching", "--device", "cpu"])
+    wrong = CliRunner().invoke(app, [*command, "--block-size", "17"])
+
+    assert isinstance(result.exception, Stopped), result.output
+    (settings,) = found
+    assert (settings.model, settings.replicas, settings.tensor_parallel_size) == ("some/model", 1, 2)
+    assert (settings.enable_prefix_caching, settings.device) == (False, "cpu")
+    assert isinstance(wrong.exception, InvalidRequest)
+    assert str(wrong.exception).startswith("--block-size is 17: ")
+
+
+def test_flags_of_an_engine_without_a_model_of_its_own_are_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["run-batch", "-i", "in", "-o", "out", "--tensor-parallel-size", "2"])
+
+    assert isinstance(result.exception, InvalidRequest), result.output
+    assert str(result.exception).startswith("--tensor-parallel-size needs --model")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from deploy import cli, commands
 from deploy.config_file import read_config
+from deploy.engine_command import INSTEAD
 from deploy.flags import GROUPS
 from deploy.offline.llm import LLM
 from deploy.offline.llm_settings import LLMSettings
@@ -74,6 +75,24 @@ def test_an_unknown_flag_is_told_the_nearest() -> None:
 
     assert result.exit_code == 2
     assert "--max-num-seqs" in result.output
+
+
+@pytest.mark.parametrize("flag", INSTEAD)
+def test_a_flag_that_only_vllm_has_is_told_with_what_does_the_same(flag: str) -> None:
+    for command in (["serve", "some/model"], ["run-batch", "-i", "a", "-o", "b"]):
+        for given in ([flag, "2"], [f"{flag}=2"]):
+            result = CliRunner(env={"COLUMNS": "300"}).invoke(commands.app, [*command, *given])
+
+            assert result.exit_code == 2
+            assert f"No such option: {flag}; {INSTEAD[flag]}" in result.output
+
+
+def test_what_is_told_instead_of_vllms_flags_is_there() -> None:
+    own = {f"--{name.replace('_', '-')}" for name in ServeSettings.model_fields}
+    told = {flag for text in INSTEAD.values() for flag in re.findall(r"--[a-z-]+", text)}
+
+    assert told <= own
+    assert own.isdisjoint(INSTEAD)
 
 
 def given_to_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServeSettings:
