@@ -22,6 +22,7 @@ from cluster.replica import Replica
 from router.config import IngressConfig, ServedModelConfig
 
 if TYPE_CHECKING:
+    from deploy.model_spec import ModelSpec
     from router.tenancy.gate import Share
 
 # Nothing but Serve's own health calls passes through a replica's Serve queue.
@@ -129,6 +130,8 @@ class HttpIngress:
         from router.rpc.server import start_rpc_server
 
         set_up_logs(config.observability.log_format, f"ingress-{os.getpid()}")
+        self._specs: list[ModelSpec] = []
+        self._served: list[ServedModelConfig] = []
         self._handles: dict[str, Any] = {}
         self._follow(config.models)
         self._wakers: dict[str, asyncio.Task[None]] = {}
@@ -159,14 +162,26 @@ class HttpIngress:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve the models of ``user_config["models"]`` (``ModelSpec``) from now on, without a restart.
 
+        ``user_config["min_replicas"]``, by model's name, is told by the endpoint's health; what it lacks, is not.
         Models whose text side is the same as before are left alone, streams and all.
         """
         import gc
+        from dataclasses import replace
 
         from deploy.model_spec import ModelSpec
 
         specs = [ModelSpec.model_validate(one) for one in user_config["models"]]
-        models = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in specs))
+        added = [spec for spec in specs if spec not in self._specs]
+        # Files, or the hub, are asked for what is new alone: a number of replicas must be able to change without them.
+        found = await asyncio.gather(*(asyncio.to_thread(spec.served_model) for spec in added))
+        known = [*zip(self._specs, self._served, strict=True), *zip(added, found, strict=True)]
+        served = [next(model for one, model in known if one == spec) for spec in specs]
+        self._specs, self._served = specs, served
+        least = user_config.get("min_replicas", {})
+        models = [
+            replace(model, min_replicas=least.get(spec.name))
+            for spec, model in zip(specs, served, strict=True)
+        ]
         self._follow(models)
         await self._ingress.set_models(models)
         gc.freeze()

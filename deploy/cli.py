@@ -7,7 +7,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; errors meant for people become one line and exit code 1."""
+    """Run the command line; errors meant for people become one line and exit code 1.
+
+    A value that is refused is such an error; flags that are unknown and arguments that are missing have the parser's
+    exit code, 2.
+    """
     # While modules are imported Ctrl-C just ends the process: a traceback of the import would tell nobody anything.
     hears_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if hears_ctrl_c:

@@ -62,6 +62,11 @@ class ModelEntry(ModelSpec):
         return self
 
     @property
+    def least_replicas(self) -> int:
+        """Replicas that there are meant to be at any time."""
+        return self.replicas if self.scale is None else self.scale.min_replicas
+
+    @property
     def spec(self) -> ModelSpec:
         """The arguments of its application, which numbers of replicas are no part of."""
         given = {name: getattr(self, name) for name in ModelSpec.model_fields}
@@ -142,7 +147,10 @@ class ClusterSpec(Spec):
                 {
                     "name": INGRESS_DEPLOYMENT,
                     "num_replicas": self.ingress.replicas,
-                    "user_config": {"models": specs},
+                    "user_config": {
+                        "models": specs,
+                        "min_replicas": {model.name: model.least_replicas for model in self.models},
+                    },
                 }
             ],
         }

@@ -88,4 +88,4 @@ class ModelSpec(Spec):
     def served_model(self) -> ServedModelConfig:
         """What an ingress on this host needs; fetches what is missing. Blocks."""
         config = served_model_config(self.settings, resolve_model(self.source, self.settings.source))
-        return replace(config, scales_to_zero=self.scales_to_zero)
+        return replace(config, scales_to_zero=self.scales_to_zero, min_replicas=None)

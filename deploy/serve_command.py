@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -93,12 +94,13 @@ def _print_ready(url: str, model: str, settings: ServeSettings) -> None:
     trust = "" if certificate is None else f"SSL_CERT_FILE={certificate} "
     console.print(f"\n[bold]Shoal answers at {url}/v1[/bold]", soft_wrap=True)
     console.print(f"Model {escape(model)}; Ctrl-C stops it\n", soft_wrap=True)
+    messages = [{"role": "user", "content": "What is gravity?"}]
+    body = {"model": model, "max_tokens": 64, "messages": messages}
     console.print("Try it:", style="dim")
     console.print(
         escape(
             f"  curl{options} {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{model}", "max_tokens": 64, '
-            '"messages": [{"role": "user", "content": "What is gravity?"}]}\''
+            f"    -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
         ),
         soft_wrap=True,
     )

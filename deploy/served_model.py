@@ -36,7 +36,8 @@ def served_model_config(
         tool_call_parser=settings.tool_call_parser,
         enable_auto_tool_choice=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser,
-        scales_to_zero=settings.max_replicas is not None and settings.min_replicas == 0,
+        scales_to_zero=settings.least_replicas == 0,
+        min_replicas=settings.least_replicas,
     )
 
 

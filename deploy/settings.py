@@ -267,6 +267,11 @@ class ServeSettings(BaseSettings):
         )
 
     @property
+    def least_replicas(self) -> int:
+        """Replicas that there are meant to be at any time."""
+        return self.replicas if self.max_replicas is None else self.min_replicas
+
+    @property
     def notes(self) -> list[str]:
         """What is worth knowing of settings that are accepted and change nothing."""
         notes = []

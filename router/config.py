@@ -32,6 +32,9 @@ class ServedModelConfig:
 
     scales_to_zero: bool = False
     """Its last replica may go when nothing is asked; a request makes one start."""
+    min_replicas: int | None = field(default=None, compare=False)
+    """Replicas that it is meant to have at least, only to be told: with another number it is no other model. None: not
+    known."""
 
     @property
     def served_names(self) -> tuple[str, ...]:

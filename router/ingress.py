@@ -121,6 +121,8 @@ class Ingress:
             if config.chat_template is not None:
                 vocabulary = replace(vocabulary, chat_template=config.chat_template)
             kept[config] = ServedModel(config, Tokenizer(vocabulary), replicas, self._tokenizing, recorder)
+        for config in configs:
+            kept[config].config = config  # equal ones may differ in what is only told
         leaving = [model for model in self.models if model.config not in configs]
         self.models = [kept[config] for config in configs]
         for model in leaving:

@@ -96,6 +96,10 @@ applications:
       - name: ingress
         num_replicas: {{ .Values.router.replicas }}
         user_config:
+          min_replicas:
+          {{- range .Values.models }}
+            {{ .name | quote }}: {{ if .autoscaling }}{{ dig "minReplicas" 1 .autoscaling }}{{ else }}{{ dig "replicas" 1 . }}{{ end }}
+          {{- end }}
           models:
           {{- range .Values.models }}
             -

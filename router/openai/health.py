@@ -51,6 +51,7 @@ def _model_state(model: ServedModel) -> dict[str, Any]:
     num_open = sum(stream.is_open for stream in streams)
     return {
         _STATUS: "ready" if num_open else "asleep" if model.config.scales_to_zero else "unavailable",
+        "min_replicas": model.config.min_replicas,
         "num_replicas": len(streams),
         "num_open_replicas": num_open,
         "membership_version": model.replicas.membership_version,

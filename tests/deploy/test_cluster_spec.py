@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from deploy.cluster_spec import ClusterSpec, read_cluster_spec
 from deploy.commands import app
 from deploy.deploy_command import DeployError, connect, wait_until_running
+from deploy.settings import make_settings
 from workers.engine.errors import InvalidRequest
 
 FILE = """
@@ -52,6 +53,18 @@ def test_neither_more_replicas_nor_another_model_restart_what_runs(tmp_path: Pat
 
     assert [one["args"] for one in before] == [one["args"] for one in after]
     assert with_third["applications"][-1]["args"] == before[-1]["args"]
+
+
+def test_the_endpoint_is_told_how_many_replicas_there_are_to_be_at_least(tmp_path: Path) -> None:
+    text = (
+        "models: [{name: a, replicas: 3}, {name: b, replicas: 2, scale: {min_replicas: 1, max_replicas: 4}}]"
+    )
+
+    ingress = read(tmp_path, text).serve_config()["applications"][-1]
+
+    assert ingress["deployments"][0]["user_config"]["min_replicas"] == {"a": 3, "b": 1}
+    assert make_settings(replicas=3).least_replicas == 3
+    assert make_settings(replicas=3, min_replicas=2, max_replicas=4).least_replicas == 2
 
 
 def test_a_model_that_scales_is_given_our_policy_and_may_sleep(tmp_path: Path) -> None:

@@ -100,10 +100,12 @@ def test_changing_one_model_leaves_the_others_processes_and_streams_alone(
     deploy(head, tmp_path, model("a", engine={"max_num_seqs": 8}), model("b", replicas=2))
     assert len(head.pids("model-b")) == 2
     assert b < head.pids("model-b")
+    told = httpx.get(f"{head.url}/health").json()["models"]
+    assert {name: state["min_replicas"] for name, state in told.items()} == {"a": 1, "b": 2}
 
     # another model: the ingress learns of it without a restart
-    deploy(head, tmp_path, model("b", replicas=2), model("c"))
-    assert complete(head, "c").status_code == 200
+    deploy(head, tmp_path, model("b", replicas=2), model("modèle c"))
+    assert complete(head, "modèle c").status_code == 200
     assert complete(head, "a").status_code == 404
     assert head.pids("ServeReplica:shoal-ingress") == ingress
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 
 from cluster.config import application_name
 from deploy.cluster_spec import read_cluster_spec
+from deploy.serve_command import _print_ready
 from deploy.setting_values import MOST_NAME_CHARS
 from deploy.settings import make_settings
 from workers.engine.errors import InvalidRequest
@@ -87,3 +90,12 @@ def test_names_of_applications_are_what_serve_and_a_file_system_take() -> None:
     assert all(
         name.isascii() and name.isprintable() and "/" not in name and len(name) < 150 for name in names
     )
+
+
+@pytest.mark.parametrize("name", ["tiny", 'it\'s "mod" [b]é[/b] $HOME'])
+def test_the_request_that_is_shown_to_be_tried_names_the_model(name: str, capsys) -> None:
+    _print_ready("http://there", name, make_settings())
+
+    shown = capsys.readouterr().err.split("Try it:\n")[1].split("\n  ")
+    words = shlex.split(shown[0].removesuffix("\\") + shown[1])
+    assert json.loads(words[words.index("-d") + 1])["model"] == name

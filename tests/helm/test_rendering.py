@@ -133,7 +133,9 @@ def test_serve_and_shoal_take_the_rendered_configuration(helm: Helm, example: Pa
     specs = [ModelSpec.model_validate(one["args"]) for one in models]
     IngressSpec.model_validate(ingress["args"])
     assert [one["name"] for one in models] == [spec.application_name for spec in specs]
-    assert ingress["deployments"][0]["user_config"] == {"models": [one["args"] for one in models]}
+    user_config = ingress["deployments"][0]["user_config"]
+    assert user_config["models"] == [one["args"] for one in models]
+    assert list(user_config["min_replicas"]) == [spec.name for spec in specs]
     names = [tuple(one["import_path"].split(":")) for one in config["applications"]]
     for module, function in names:
         assert callable(getattr(__import__(module, fromlist=[function]), function))

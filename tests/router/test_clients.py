@@ -163,12 +163,13 @@ async def test_answers_carry_the_clients_request_id_or_a_new_one(make_edge) -> N
 
 
 async def test_health_follows_the_replicas(make_edge) -> None:
-    edge = await make_edge(ScriptedReplica())
+    edge = await make_edge(ScriptedReplica(), served={"min_replicas": 2})
     assert (await edge.client.get("/health/live")).status_code == 200
     ready = await edge.client.get("/health")
     assert ready.status_code == 200
     assert ready.json()["models"]["tiny"] == {
         "status": "ready",
+        "min_replicas": 2,
         "num_replicas": 1,
         "num_open_replicas": 1,
         "membership_version": edge.membership.version(""),

@@ -47,6 +47,17 @@ async def test_models_come_and_go_and_the_one_that_stays_keeps_its_stream(make_e
     assert answer.text.count("data: ") >= 300
 
 
+async def test_another_number_of_replicas_is_told_and_makes_no_other_model(make_edge) -> None:
+    edge = await make_edge(ScriptedReplica(), served={"min_replicas": 1})
+    (tiny,) = edge.ingress.models
+
+    await edge.ingress.set_models([replace(tiny.config, min_replicas=3)])
+
+    assert edge.ingress.models == [tiny]
+    state = (await edge.client.get("/health")).json()["models"]["tiny"]
+    assert (state["min_replicas"], state["num_replicas"]) == (3, 1)
+
+
 async def test_a_model_that_leaves_finishes_its_requests(make_edge) -> None:
     edge = await make_edge(ScriptedReplica(step_s=0.002, script=lambda submit: [97] * 300))
     (tiny,) = edge.ingress.models
