@@ -13,8 +13,10 @@ from rich.markup import escape
 
 from deploy.console import console, counted
 from deploy.own_cluster import leave_nothing
+from deploy.refusals import told_as_given
 from deploy.settings import ServeSettings
 from deploy.stop_signals import Interrupted, StopSignals
+from workers.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from deploy.local_cluster import LocalCluster
@@ -25,8 +27,8 @@ def serve(given: dict[str, object]) -> None:
     signals = StopSignals()
     cluster: LocalCluster | None = None
     try:
-        settings = _read_settings(given)
-        cluster = _start(settings)
+        settings, called = _read_settings(given)
+        cluster = _start(settings, called)
         _print_ready(cluster.url, cluster.model_name, settings)
         signals.wait()
     except BaseException:  # also what a signal became on its way through somebody else's code
@@ -40,11 +42,12 @@ def serve(given: dict[str, object]) -> None:
     leave_nothing(signals, "Stopped before it was up")
 
 
-def _read_settings(given: dict[str, object]) -> ServeSettings:
+def _read_settings(given: dict[str, object]) -> tuple[ServeSettings, dict[str, str]]:
+    """Settings, and what the user calls those that were not given by flag."""
     from deploy.config_file import read_config
     from deploy.json_console import JsonConsole
     from deploy.runtime import Runtime
-    from deploy.settings import make_settings
+    from deploy.settings import make_settings, variables_beside
 
     path = given.pop("config", None)
     from_file = read_config(path) if isinstance(path, Path) else {}
@@ -58,13 +61,16 @@ def _read_settings(given: dict[str, object]) -> ServeSettings:
         json_console.follow(Runtime.of_port(settings.port).serve_logs)
     for note in settings.notes:
         console.print(f"note: {note}", style="dim", highlight=False)
-    return settings
+    return settings, {**variables_beside(given), **called}
 
 
-def _start(settings: ServeSettings) -> LocalCluster:
+def _start(settings: ServeSettings, called: dict[str, str]) -> LocalCluster:
     from deploy.local_cluster import start_local_cluster
 
-    return start_local_cluster(settings)
+    try:
+        return start_local_cluster(settings)
+    except InvalidRequest as error:
+        raise InvalidRequest(told_as_given(error.message, called), error.param) from None
 
 
 def _stop(cluster: LocalCluster, signals: StopSignals) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -429,10 +429,14 @@ def make_settings(called: Mapping[str, str] | None = None, /, **values: object) 
     except ValidationError as error:
         path = refused_path(error)
         message = refusal(error, flag_of(path[0]) if path else "")
-        variables = {
-            name: variable
-            for name in ServeSettings.model_fields.keys() - given.keys()
-            if (variable := f"SHOAL_{name}".upper()) in map(str.upper, os.environ)
-        }
         param = path[0] if path else first_flag(message) or "settings"
-        raise InvalidRequest(told_as_given(message, {**variables, **(called or {})}), param) from error
+        raise InvalidRequest(
+            told_as_given(message, {**variables_beside(given), **(called or {})}), param
+        ) from error
+
+
+def variables_beside(given: Iterable[str]) -> dict[str, str]:
+    """The variables that say something of settings, by setting's name, but for those that are given otherwise."""
+    variables = {name: f"SHOAL_{name}".upper() for name in ServeSettings.model_fields.keys() - set(given)}
+    there = set(map(str.upper, os.environ))
+    return {name: variable for name, variable in variables.items() if variable in there}

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from deploy.serve_command import _read_settings
+from deploy.serve_command import _read_settings, serve
 from deploy.settings import Quantizations, ServeSettings, make_settings
 from workers.checkpoint.quantization import FORMATS, ONLINE
 from workers.engine.errors import InvalidRequest
@@ -71,6 +71,28 @@ def test_a_value_is_told_as_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(InvalidRequest, match=r"^SHOAL_REPLICAS is 0: ") as refused:
         make_settings()
     assert refused.value.param == "replicas"
+
+
+def test_what_does_not_fit_the_model_is_told_as_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(settings: ServeSettings) -> None:
+        raise InvalidRequest(
+            f"--swap-space {settings.swap_space:g} is more than --dtype allows: lower it", "swap_space"
+        )
+
+    monkeypatch.setattr("deploy.local_cluster.start_local_cluster", start)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    (tmp_path / "shoal.yaml").write_text("swap-space: 2000")
+    for given, says in (
+        ({"swap_space": "1000"}, "--swap-space 1000 is more than --dtype"),
+        ({"config": tmp_path / "shoal.yaml"}, f"{tmp_path}/shoal.yaml, swap_space 2000 is more than --dtype"),
+        ({}, "SHOAL_SWAP_SPACE 3000 is more than --dtype"),
+    ):
+        monkeypatch.setenv("SHOAL_SWAP_SPACE", "3000")
+        with pytest.raises(InvalidRequest, match="^" + re.escape(says)) as refused:
+            serve(dict(given))
+        assert refused.value.param == "swap_space"
 
 
 def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
