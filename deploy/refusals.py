@@ -93,7 +93,7 @@ def _message(error: Mapping[str, Any], name: str) -> str:
         return message
     number = _number(error["input"])
     if number is not None and not math.isfinite(number):
-        return "it must be a finite number"
+        return "input should be a finite number"
     words = name.lower().replace("-", "_")
     ends = ("gib" if words.endswith("swap_space") else words).split(".")[-1]
     unit = next((unit for end, unit in _UNITS.items() if f"_{ends}".endswith(f"_{end}")), "")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, finite
+from deploy.bench.options import MOST_TIMES, JsonOption, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.durations import MOST_S
@@ -23,7 +23,10 @@ _CAPACITY_PER_S = 2 * SEATS / ((OUTPUT_LEN + 1) * STEP_S)
 @own_cluster()
 def fairness(
     factor: Annotated[
-        float, typer.Option(min=1, callback=finite, help="By which the noisy caller exceeds its share.")
+        float,
+        typer.Option(
+            min=1, max=MOST_TIMES, callback=finite, help="By which the noisy caller exceeds its share."
+        ),
     ] = 10.0,
     phase_s: Annotated[
         float,

@@ -9,6 +9,7 @@ import typer
 
 from deploy.bench.options import JsonOption, LoadFormatOption, ModelOption, above_zero, check_context
 from deploy.bench.report import environment, show_runs, write_result
+from deploy.setting_values import MOST_GIB
 
 
 def memory(
@@ -16,7 +17,9 @@ def memory(
     prompt_len: Annotated[
         int, typer.Option(min=1, help="Of the prompt that is found in host memory.")
     ] = 8000,
-    swap_space: Annotated[float, typer.Option(callback=above_zero, help="Host memory, GiB.")] = 8.0,
+    swap_space: Annotated[
+        float, typer.Option(max=MOST_GIB, callback=above_zero, help="Host memory, GiB.")
+    ] = 8.0,
     load_format: LoadFormatOption = "auto",
     json_path: JsonOption = None,
 ) -> None:

@@ -11,6 +11,9 @@ import typer
 from deploy.output_file import check_output
 from workers.engine.errors import InvalidRequest
 
+MOST_TIMES = 1_000_000
+"""How much more often than usual anything may be asked to happen; beyond, figures are no numbers any more."""
+
 
 def checked_output(param: typer.CallbackParam, value: Path | None) -> Path | None:
     """An option's callback: ``value``, which can be written.

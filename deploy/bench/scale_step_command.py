@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.bench.options import JsonOption, check_order, checked_output, finite
+from deploy.bench.options import MOST_TIMES, JsonOption, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console, stage
 from deploy.output_file import open_output
@@ -21,11 +21,14 @@ def scale_step(
         float,
         typer.Option(
             min=0,
+            max=MOST_TIMES,
             callback=finite,
             help="Requests a second before and after; 0: replicas may go to zero, too.",
         ),
     ] = 1.0,
-    high: Annotated[float, typer.Option(min=0.1, callback=finite, help="And in between.")] = 12.0,
+    high: Annotated[
+        float, typer.Option(min=0.1, max=MOST_TIMES, callback=finite, help="And in between.")
+    ] = 12.0,
     max_replicas: Annotated[int, typer.Option(min=2, max=1024)] = 3,
     json_path: JsonOption = None,
     svg_path: Annotated[

@@ -16,6 +16,7 @@ from deploy.deployed_cluster import DeployedCluster
 from deploy.durations import MOST_S
 from deploy.own_cluster import own_cluster, run_on
 from deploy.served_cluster import ServedCluster
+from deploy.setting_values import MOST_GIB
 from workers.engine.errors import InvalidRequest
 
 _MAX_MODEL_LEN = 1024
@@ -40,7 +41,8 @@ def soak(
         typer.Option(min=1, help="KV blocks of a replica; few are soon written. (default: by memory)"),
     ] = None,
     swap_space: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="GiB of host memory for KV blocks.")
+        float | None,
+        typer.Option(min=0, max=MOST_GIB, callback=finite, help="GiB of host memory for KV blocks."),
     ] = None,
     rollout: Annotated[
         bool,

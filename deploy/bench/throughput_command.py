@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.bench.options import (
+    MOST_TIMES,
     DtypeOption,
     JsonOption,
     LoadFormatOption,
@@ -29,6 +30,7 @@ from deploy.bench.options import (
     whole_numbers,
 )
 from deploy.bench.report import environment, show_runs, write_result
+from deploy.setting_values import MOST_GIB
 from workers.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -63,18 +65,23 @@ def throughput(
     kv_pressure: Annotated[
         float | None,
         typer.Option(
+            max=MOST_TIMES,
             callback=above_one,
             help="Give the KV cache this much less than the prompts need; compare what to do.",
         ),
     ] = None,
     swap_space: Annotated[
         float | None,
-        typer.Option(callback=above_zero, help="With --kv-pressure: host memory, GiB. (default: 4)"),
+        typer.Option(
+            max=MOST_GIB, callback=above_zero, help="With --kv-pressure: host memory, GiB. (default: 4)"
+        ),
     ] = None,
     copy_gib_per_s: Annotated[
         float | None,
         typer.Option(
-            callback=above_zero, help="With --kv-pressure, on a CPU: rate of copies to host memory."
+            max=MOST_GIB,
+            callback=above_zero,
+            help="With --kv-pressure, on a CPU: rate of copies to host memory.",
         ),
     ] = None,
     json_path: JsonOption = None,

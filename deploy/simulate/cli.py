@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deploy.bench.options import check_not_given, check_order, checked_output, finite
+from deploy.bench.options import MOST_TIMES, check_not_given, check_order, checked_output, finite
 from deploy.bench.report import environment, write_result
 from deploy.console import console
 from deploy.durations import MOST_S
@@ -43,7 +43,10 @@ def simulate(
         str, typer.Option(help="Policies to compare, separated by commas; `all` for all of them.")
     ] = "prefix",
     rate: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="Play the trace this many times as fast.")
+        float,
+        typer.Option(
+            min=0.001, max=MOST_TIMES, callback=finite, help="Play the trace this many times as fast."
+        ),
     ] = 1.0,
     replica_model: Annotated[
         str,

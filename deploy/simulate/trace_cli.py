@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from deploy.bench.options import check_order, finite
+from deploy.bench.options import MOST_TIMES, check_order, finite
 from deploy.console import console, counted
 from deploy.durations import MOST_S
 from deploy.output_file import check_output, is_same_file
@@ -50,10 +50,15 @@ def day(
     low: Annotated[
         float,
         typer.Option(
-            min=0.001, callback=finite, help="Rate at its beginning and end, times the trace's own."
+            min=0.001,
+            max=MOST_TIMES,
+            callback=finite,
+            help="Rate at its beginning and end, times the trace's own.",
         ),
     ] = 0.2,
-    high: Annotated[float, typer.Option(min=0.001, callback=finite, help="Rate at its middle.")] = 2.0,
+    high: Annotated[
+        float, typer.Option(min=0.001, max=MOST_TIMES, callback=finite, help="Rate at its middle.")
+    ] = 2.0,
 ) -> None:
     """Compose a day of traffic: rate low + (high - low) (1 - cos(2 pi t / day)) / 2 at time t."""
     check_order("--low", low, "--high", high, is_equal_fine=True)

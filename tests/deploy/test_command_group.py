@@ -56,7 +56,7 @@ def test_a_number_beyond_its_bound_and_a_word_that_is_no_choice_are_told_with_wh
             "--gpu-memory-utilization is 2: .* less than or equal to 1",
         ),
         (("simulate", "trace.jsonl", "--move", "maybe"), "--move is 'maybe': .* 'yes', 'no', 'both'"),
-        (("simulate", "trace.jsonl", "--rate", "inf"), "--rate is inf, it must be a finite number"),
+        (("simulate", "trace.jsonl", "--rate", "inf"), "--rate is inf: input should be a finite number"),
         (("simulate", "trace.jsonl", "--start-s", "5"), "--start-s 5.0 has no effect without --autoscale"),
         (
             ("simulate", "trace.jsonl", "--autoscale", "work", "--min-replicas", "5", "--max-replicas", "4"),

@@ -10,10 +10,13 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
 
+from deploy.commands import app
 from deploy.refusals import Spec
 from deploy.settings import ServeSettings, make_settings
 from deploy.simulate.replica_model import ReplicaModel
+from tests.deploy.test_command_group import numbers_of
 from tests.deploy.test_durations import specs
 from workers.engine.errors import InvalidRequest
 
@@ -89,3 +92,25 @@ def test_a_number_has_bounds_at_which_all_that_is_made_of_it_can_be_computed(
 def test_an_extreme_number_makes_settings_or_is_refused(name: str, value: Any) -> None:
     with suppress(InvalidRequest):
         use(make_settings(**{name: value}))
+
+
+OPTIONS = [
+    (command, flag, option.max)
+    for command, flag, option in numbers_of(app)
+    if float in (option.type_descriptor.annotation, *get_args(option.type_descriptor.annotation))
+]
+
+
+@pytest.mark.parametrize(("command", "flag", "most"), OPTIONS)
+@pytest.mark.parametrize("value", ["1e300", "nan", "inf"])
+def test_an_option_that_is_no_integer_has_a_bound_that_is_told(
+    command: tuple[str, ...], flag: str, most: float | None, value: str
+) -> None:
+    assert most is not None
+
+    result = CliRunner().invoke(app, [*command, flag, value])
+
+    assert isinstance(result.exception, InvalidRequest), result.output
+    says = "less than or equal to" if value == "1e300" else "input should be a finite number"
+    assert str(result.exception).startswith(f"{flag} is {value}")
+    assert says in str(result.exception)
