@@ -5,11 +5,14 @@ Their checks raise ``ValueError``, to which pydantic adds the field's name, and 
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
+
+from workers.engine.errors import InvalidRequest
 
 MOST_NAME_CHARS = 256
 """Of a model's name: more than a file's or a repository's has."""
@@ -79,6 +82,20 @@ def checked_url(value: str) -> str:
     if not is_url:
         raise ValueError("it is reached by HTTP: give http:// or https:// before host and port")
     return value
+
+
+def check_variables() -> None:
+    """Return if the variables that other programs read, too, are unset or addresses of HTTP.
+
+    Raises:
+        InvalidRequest: one is none.
+    """
+    for name in ("HF_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        value = os.environ.get(name)
+        try:
+            checked_url(value or "http://unset")
+        except ValueError as error:
+            raise InvalidRequest(f"{name} is {value!r}: {error}, or unset it", name) from None
 
 
 def checked_host(host: str) -> str:

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cluster.autoscaling import ScaleBounds, ScaleTargets
 from cluster.config import ReplicaConfig
+from deploy import setting_values
 from deploy.durations import Seconds
 from deploy.refusals import first_flag, flag_of, no_truth_value, refusal, refused_path, told_as_given
 from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Names, Words, checked_name
@@ -424,6 +425,7 @@ def make_settings(called: Mapping[str, str] | None = None, /, **values: object) 
             variable), the value and what is allowed.
     """
     given = {name: value for name, value in values.items() if value is not None}
+    setting_values.check_variables()
     try:
         return ServeSettings(**given)  # type: ignore[arg-type]
     except ValidationError as error:

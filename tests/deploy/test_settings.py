@@ -209,3 +209,18 @@ def test_a_rate_of_copies_reaches_replicas_on_a_cpu() -> None:
     config = make_settings(copy_gib_per_s=2, device="cpu").replica_config("path", "name")
 
     assert config.copy_bytes_per_s == 2 << 30
+
+
+@pytest.mark.parametrize("variable", ["HF_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
+def test_an_address_in_others_variables_is_checked_as_its_flag_is(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("", "http://127.0.0.1:9", "https://hub.test/mirror"):
+        monkeypatch.setenv(variable, value)
+        assert make_settings()
+
+    monkeypatch.setenv(variable, "nope")
+    with pytest.raises(
+        InvalidRequest, match=f"^{variable} is 'nope': .*give http:// or https://.*or unset it"
+    ):
+        make_settings()
