@@ -44,7 +44,7 @@ class EngineLoop:
         self._cost = cost
         self._collectors: dict[str, Collector] = {}
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may come between taking it and saying whose it is
         self._owner: int | None = None
         """The thread whose turn it is."""
         self._interrupts = HeldInterrupts(None)
@@ -141,9 +141,14 @@ class EngineLoop:
     def close(self) -> None:
         """Let the ranks go; a call that is at work in another thread ends with an error first. Safe to call twice."""
         self._is_closed = True
-        if self._owner != threading.get_ident():
-            with self._lock:
+        if self._owner == threading.get_ident():
+            return  # in a handler: what it has interrupted closes
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
                 self.executor.close()
+            finally:
+                self._owner = None
 
     def _withdraw(self) -> None:
         """Leave the engine empty after a refused prompt or an interrupted run."""

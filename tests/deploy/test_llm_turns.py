@@ -191,3 +191,21 @@ def test_an_end_by_a_handler_takes_place_when_the_call_has_ended(monkeypatch: py
         signal.signal(signal.SIGUSR1, kept)
 
     assert closed == [True]
+
+
+def test_an_end_by_a_handler_amid_an_end_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+    closed: list[bool] = []
+
+    def close(rank: Rank) -> None:
+        closed.append(True)
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(Rank, "close", close)
+    kept = signal.signal(signal.SIGUSR1, lambda *_: llm.close())
+    try:
+        llm.close()
+    finally:
+        signal.signal(signal.SIGUSR1, kept)
+
+    assert closed == [True]
