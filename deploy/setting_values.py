@@ -68,6 +68,20 @@ def checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(checked_name, checked_words(names)))
 
 
+def checked_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys that callers can send in a header.
+
+    Raises:
+        ValueError: one cannot be sent, or ``checked_words`` refuses them; the message names none.
+    """
+    for key in checked_words(keys):
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ValueError(
+                "a key holds blanks, ends of lines or letters outside ASCII, which no header can carry"
+            )
+    return keys
+
+
 def checked_url(value: str) -> str:
     """An address of HTTP.
 
@@ -120,5 +134,6 @@ HttpAddress = Annotated[
 Words = Annotated[tuple[str, ...], NoDecode, AfterValidator(checked_words), BeforeValidator(split_words)]
 Gib = Annotated[float, Field(le=MOST_GIB)]
 """An amount of memory, GiB."""
+Keys = Annotated[tuple[str, ...], NoDecode, AfterValidator(checked_keys), BeforeValidator(split_words)]
 BodyBytes = Annotated[int, Field(ge=1024, le=1 << 30)]
 """Length of a message; gRPC counts it in 31 bits."""

@@ -21,7 +21,17 @@ from cluster.config import ReplicaConfig
 from deploy import setting_values
 from deploy.durations import Seconds
 from deploy.refusals import first_flag, flag_of, no_truth_value, refusal, refused_path, told_as_given
-from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Names, Words, checked_name
+from deploy.setting_values import (
+    MOST_GIB,
+    BodyBytes,
+    Gib,
+    Host,
+    HttpAddress,
+    Keys,
+    Names,
+    Words,
+    checked_name,
+)
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
@@ -67,7 +77,7 @@ class ServeSettings(BaseSettings):
     """Port of the OpenAI API."""
     grpc_port: int | None = Field(None, ge=1, le=65535)
     """Port of the gRPC API (router/rpc/proto/inference.proto). Default: none."""
-    api_key: Words = ()
+    api_key: Keys = ()
     """A key that callers must show; several between commas, or given several times. Others see flags: better a file, or
     SHOAL_API_KEY."""
     api_keys: Path | None = None

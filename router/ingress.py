@@ -169,7 +169,7 @@ class Ingress:
         for model in self.models:
             if name in model.config.served_names:
                 return model
-        served = ", ".join(model.name for model in self.models) or "none"
+        served = ", ".join(name for model in self.models for name in model.config.served_names) or "none"
         raise UnknownModel(f"model {name[:80]!r} is not served here (served: {served})", "model")
 
     async def recall(self, request_id: str, tenant: str) -> bytes:

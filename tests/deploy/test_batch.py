@@ -245,6 +245,8 @@ def test_a_batch_with_a_model_takes_the_flags_of_its_engine(
         raise Stopped
 
     monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
+    monkeypatch.setenv("SHOAL_API_KEY", "sesame")  # for servers: nobody but the command reaches this one
+    monkeypatch.setenv("SHOAL_HOST", "0.0.0.0")
     (tmp_path / "in").write_text(line())
     command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "some/model"]
 
@@ -255,6 +257,7 @@ def test_a_batch_with_a_model_takes_the_flags_of_its_engine(
     (settings,) = found
     assert (settings.model, settings.replicas, settings.tensor_parallel_size) == ("some/model", 1, 2)
     assert (settings.enable_prefix_caching, settings.device) == (False, "cpu")
+    assert (settings.host, settings.api_key) == ("127.0.0.1", ())
     assert isinstance(wrong.exception, InvalidRequest)
     assert str(wrong.exception).startswith("--block-size is 17: ")
 

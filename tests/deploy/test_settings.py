@@ -30,6 +30,12 @@ from workers.engine.errors import InvalidRequest
         ("model", " ", r"--model is ' ': nothing is no value"),
         ("tokenizer", "", r"--tokenizer is '': nothing is no value"),
         ("api_key", "", r"--api-key is '': nothing is no value"),
+        (
+            "api_key",
+            "sesame\nopen",
+            r"^--api-key: a key holds blanks, (?!.*sesame).*which no header can carry$",
+        ),
+        ("api_key", "sésame", r"^--api-key: a key holds blanks, (?!.*sésame)"),
         ("seed", 2**70, r"--seed is 1180591620717411303424: .*18446744073709551615"),
         ("kv_cache_dtype", "fp4", r"--kv-cache-dtype is 'fp4': .*'fp8'"),
         ("swap_space", "1e300", r"--swap-space is 1e300: .* 1073741824 GiB$"),

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -47,6 +48,10 @@ class LocalBrainLink:
         self._plan_fd, self._result_fd = new_memory(ring_bytes), new_memory(ring_bytes)
         self._writer = RingWriter(self._plan_fd, self._doorbells, self._credits)
         self._reader = RingReader(self._result_fd, self._result_doorbell, self._result_credit)
+        counters = (*self._doorbells, *self._credits, self._result_doorbell, self._result_credit)
+        # Python knows them as numbers alone: a link that is dropped, not closed, would leave them open.
+        self._close_fds = weakref.finalize(self, _close_all, (*counters, self._plan_fd, self._result_fd))
+        self._close_fds.atexit = False
         self._events = select.epoll()
         self._events.register(self._result_doorbell, select.EPOLLIN)
         self._closed = False
@@ -107,9 +112,7 @@ class LocalBrainLink:
             peer.close()
         self._writer.close()
         self._reader.close()
-        counters = [*self._doorbells, *self._credits, self._result_doorbell, self._result_credit]
-        for fd in (*counters, self._plan_fd, self._result_fd):
-            os.close(fd)
+        self._close_fds()
 
     def _seat(self, guest: socket.socket) -> int | None:
         """Give a rank its descriptors; turn away whoever is none."""
@@ -185,6 +188,8 @@ class LocalRankLink:
             self._writer = RingWriter(result_fd, [result_doorbell], [self._result_credit])
             self._counters += [result_doorbell, self._result_credit]
             os.close(result_fd)
+        self._close_fds = weakref.finalize(self, _close_all, tuple(self._counters))
+        self._close_fds.atexit = False
         self._events = select.epoll()
         self._events.register(self._doorbell, select.EPOLLIN)
         self._events.register(self._socket, select.EPOLLIN | select.EPOLLRDHUP)
@@ -218,8 +223,7 @@ class LocalRankLink:
         self._reader.close()
         if self._writer is not None:
             self._writer.close()
-        for fd in self._counters:
-            os.close(fd)
+        self._close_fds()
 
     def _wait_for_room(self) -> None:
         """Sleep until the brain has read something."""
@@ -228,6 +232,11 @@ class LocalRankLink:
         poller.register(self._socket, select.POLLIN)
         if all(fd != self._result_credit for fd, _ in poller.poll()):
             raise BrainLost("the brain is gone")
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _address(endpoint: str) -> str | bytes:

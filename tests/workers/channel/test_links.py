@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -179,3 +181,22 @@ def test_a_stranger_who_comes_and_goes_over_zeromq_loses_no_rank(
 
 def test_new_endpoints_differ() -> None:
     assert new_endpoint("/tmp") != new_endpoint("/tmp")
+
+
+def test_links_that_are_dropped_leave_no_descriptors_open(tmp_path: Path) -> None:
+    def drop() -> None:
+        endpoint = new_endpoint(str(tmp_path))
+        brain = listen(endpoint, 2)
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [pool.submit(connect, endpoint, rank, 10.0) for rank in range(2)]
+            brain.wait_for_ranks(10.0)
+            assert all(rank.result() for rank in ranks)
+
+    drop()  # what is made once
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        drop()
+        gc.collect()
+
+    assert len(os.listdir("/proc/self/fd")) == len(before)
