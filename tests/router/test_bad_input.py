@@ -356,6 +356,7 @@ async def test_an_unknown_model_is_404(make_edge) -> None:
     ):
         assert response.status_code == 404
         assert error_of(response)["code"] == "model_not_found"
+        assert "(served: tiny, alias)" in error_of(response)["message"]
 
 
 async def test_a_model_answers_to_all_of_its_names(make_edge) -> None:
