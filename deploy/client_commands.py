@@ -125,9 +125,11 @@ def _served(model: str, engine: dict[str, object], use: Callable[[str], BatchSum
         chosen = choose_ports(1, 8100)
         settings = make_settings(model=model, port=chosen.ports[0], replicas=1, **engine)
         # Nobody else is to reach it, so what variables ask of callers of a server is left out.
-        open_to_us = {"host": "127.0.0.1", "api_key": (), "api_keys": None}
-        open_to_us |= {"ssl_keyfile": None, "ssl_certfile": None}
-        cluster = start_local_cluster(settings.model_copy(update=open_to_us))
+        own = dict.fromkeys(("api_keys", "ssl_keyfile", "ssl_certfile")) | {
+            "host": "127.0.0.1",
+            "api_key": (),
+        }
+        cluster = start_local_cluster(settings.model_copy(update=own))
         try:
             return use(f"{cluster.url}/v1")
         finally:

@@ -21,17 +21,7 @@ from cluster.config import ReplicaConfig
 from deploy import setting_values
 from deploy.durations import Seconds
 from deploy.refusals import first_flag, flag_of, no_truth_value, refusal, refused_path, told_as_given
-from deploy.setting_values import (
-    MOST_GIB,
-    BodyBytes,
-    Gib,
-    Host,
-    HttpAddress,
-    Keys,
-    Names,
-    Words,
-    checked_name,
-)
+from deploy.setting_values import MOST_GIB, BodyBytes, Gib, Host, HttpAddress, Keys, Names, Words
 from router.config import Observability
 from workers.checkpoint.source import ModelSource
 from workers.engine.errors import InvalidRequest
@@ -319,7 +309,7 @@ class ServeSettings(BaseSettings):
         if self.served_model_name:
             return self.served_model_name
         try:
-            return (checked_name(name),)
+            return (setting_values.checked_name(name),)
         except ValueError as error:
             raise InvalidRequest(
                 f"the model's own name: {error}, by --served-model-name", "served_model_name"

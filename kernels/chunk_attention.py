@@ -41,7 +41,8 @@ MERGE_FIELDS = 4
 _MERGED_NUMBERS = 2048
 """Of partial results that a program of the merge reads at once: 64 registers a thread."""
 MERGE_WARPS = 1
-"""Of a program of the merge: warps of a larger one would wait for each other's sums."""
+"""Of a program of the merge. With four, 16 tokens after 8000 in 16 pieces take 29.5 us a layer on an H200, with one
+27.2."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -66,7 +67,10 @@ def queries_a_tile(group: int) -> int:
 
 
 def can_attend(q_dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """True where ``group`` query heads a KV head are faster here than by ``kernels.prefill_attention`` on a GPU."""
+    """True for what this kernel takes, with ``group`` query heads a KV head; where it is faster ``ChunkCut`` says.
+
+    Measured on sm_90 alone: heads of 64, 128 and 256, one to eight a KV head, caches of 16 and of 8 bits.
+    """
     is_16_bit = q_dtype in (torch.bfloat16, torch.float16) and cache_dtype in (q_dtype, FLOAT8)
     return is_16_bit and head_dim <= 256 and queries_a_tile(group) > 0
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from deploy.offline.held_interrupts import HeldInterrupts, interrupts_held
 from deploy.offline.outputs import RequestOutput
+from deploy.offline.own_rank import cut_off_by
 from workers.engine.config import EngineConfig
 from workers.engine.constraint import Matcher
 from workers.engine.cost_model import CostModel
@@ -187,9 +188,7 @@ class EngineLoop:
         except ShoalError:
             raise
         except BaseException as error:
-            self._loss = (
-                f"{type(error).__name__} cut a step off: make another LLM and give it the prompts again"
-            )
+            self._loss = cut_off_by(error)
             raise
 
     def _collect_launched(self) -> None:

@@ -10,6 +10,11 @@ from workers.engine.plan import StepPlan, StepResult
 from workers.model.rank import Rank
 
 
+def cut_off_by(error: BaseException) -> str:
+    """What is told from now on where ``error`` has left half a step."""
+    return f"{type(error).__name__} cut a step off: make another LLM and give it the prompts again"
+
+
 class OwnRank:
     """An ``Executor``: the rank as it is, until an exception cuts a step off, whose half its state then holds.
 
@@ -46,7 +51,5 @@ class OwnRank:
         try:
             yield
         except BaseException as error:
-            self._loss = (
-                f"{type(error).__name__} cut a step off: make another LLM and give it the prompts again"
-            )
+            self._loss = cut_off_by(error)
             raise

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deploy.batch import BatchRequest, read_batch, run
 from deploy.client import ClientError
 from deploy.commands import app
-from deploy.settings import ServeSettings
+from tests.deploy.test_flags import given_to_settings
 from workers.engine.errors import InvalidRequest
 
 
@@ -235,26 +235,16 @@ def test_a_batch_does_not_overwrite_its_own_requests(tmp_path: Path, given: str)
 def test_a_batch_with_a_model_takes_the_flags_of_its_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[ServeSettings] = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop(settings: ServeSettings) -> None:
-        found.append(settings)
-        raise Stopped
-
-    monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
     monkeypatch.setenv("SHOAL_API_KEY", "sesame")  # for servers: nobody but the command reaches this one
     monkeypatch.setenv("SHOAL_HOST", "0.0.0.0")
     (tmp_path / "in").write_text(line())
-    command = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "some/model"]
+    given = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "some/model"]
 
-    result = CliRunner().invoke(app, [*command, "-tp", "2", "--no-enable-prefix-caching", "--device", "cpu"])
-    wrong = CliRunner().invoke(app, [*command, "--block-size", "17"])
+    settings = given_to_settings(
+        monkeypatch, *given, "-tp", "2", "--no-enable-prefix-caching", "--device", "cpu", command="run-batch"
+    )
+    wrong = CliRunner().invoke(app, ["run-batch", *given, "--block-size", "17"])
 
-    assert isinstance(result.exception, Stopped), result.output
-    (settings,) = found
     assert (settings.model, settings.replicas, settings.tensor_parallel_size) == ("some/model", 1, 2)
     assert (settings.enable_prefix_caching, settings.device) == (False, "cpu")
     assert (settings.host, settings.api_key) == ("127.0.0.1", ())

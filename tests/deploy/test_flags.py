@@ -95,7 +95,9 @@ def test_what_is_told_instead_of_vllms_flags_is_there() -> None:
     assert own.isdisjoint(INSTEAD)
 
 
-def given_to_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServeSettings:
+def given_to_settings(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "serve"
+) -> ServeSettings:
     """What a command line comes to, stopped before anything starts."""
     found: list[ServeSettings] = []
 
@@ -108,7 +110,7 @@ def given_to_settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Serve
 
     monkeypatch.setattr("deploy.local_cluster.start_local_cluster", stop)
     monkeypatch.setattr("signal.signal", lambda *args: None)
-    monkeypatch.setattr(sys, "argv", ["shoal", "serve", *arguments])
+    monkeypatch.setattr(sys, "argv", ["shoal", command, *arguments])
     with pytest.raises(Stopped):
         cli.main()
     return found[0]

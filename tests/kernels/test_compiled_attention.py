@@ -280,10 +280,8 @@ def test_chunk_attention_keeps_its_registers(
     cache: str,
     tmp_path: Path,
 ) -> None:
-    if cache == "*fp8e4nv" and (architecture < 90 or head_dim > 128):
-        pytest.skip(
-            "not there, or a few bytes of heads of 256 spill, which take 55 us in place of 647 all the same"
-        )
+    if cache == "*fp8e4nv" and architecture < 90:
+        pytest.skip("this architecture has no numbers of e4m3")
     tiles = chunk_attention.chunk_tiles(head_dim, 2, architecture == 90)
 
     compiled = compiling.compile_kernel(
@@ -308,7 +306,9 @@ def test_chunk_attention_keeps_its_registers(
         tiles.num_stages,
     )
 
-    assert compiling.spilled_bytes(compiled, tmp_path) == 0
+    # Over e4m3 heads of 256 spill a little: 16 tokens after 8000 take 55 us a layer all the same, by others 647.
+    most_spilled = 32 if cache == "*fp8e4nv" and head_dim > 128 else 0
+    assert compiling.spilled_bytes(compiled, tmp_path) <= most_spilled
     # Two programs are to share a multiprocessor.
     assert 2 * compiled.metadata.shared <= compiling.SHARED_MEMORY_BYTES[architecture]
     if architecture == 90:
